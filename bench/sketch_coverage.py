@@ -74,7 +74,7 @@ def coverage(kernel: str, noise: float, heavy: bool, size: int, stack: int, new:
     def compared(data: Tensor, **how: Any) -> Any:
         parts = ("features", "gradients") if how["size"] is None and kernel == "hadamard" else kernel
         pair = [sosie.sketch(model, [data], sites="rows", kernels=parts, **how) for model in models]
-        return sosie.compare(*pair, measures=list(MEASURES), kernel=kernel)
+        return sosie.compare(*(k.using(kernel) for k in pair), measures=list(MEASURES))
 
     data = [inputs(noise, heavy, 1 + number) for number in range(SKETCHES if new else 1)]
     found = [compared(data[seed % len(data)], size=size, stack=stack, seed=seed) for seed in range(SKETCHES)]

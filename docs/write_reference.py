@@ -25,7 +25,7 @@ where they live.
 # What a user meets beside the door; every name of the door itself is listed by itself.
 BESIDE = {
     "sosie.results": (
-        *("Comparison", "Comparisons", "Estimate", "Side", "Caveat", "Leaderboard", "Entry", "Costs", "Cost"),
+        *("Result", "Comparison", "Comparisons", "Estimate", "Side", "Caveat", "Leaderboard", "Entry", "Costs", "Cost"),
         *("Dynamics", "Order"),
     ),
     "sosie.sketching": (
@@ -34,7 +34,9 @@ BESIDE = {
     "sosie.benchmark": ("run_benchmark", "Scale", "cost", "linear_probe"),
     "sosie.measures": ("Measure", "find", "define"),
     "sosie.models": ("open_model", "list_models", "NamedModel", "with_dynamic_tokens"),
-    "sosie.data": ("open_data", "open_images", "list_data", "corrupt", "attack", "Attack"),
+    "sosie.data": ("open_data", "open_images", "list_data", "DataPart", "corrupt", "attack", "Attack"),
+    "sosie.data.shifts": ("open_shifts",),
+    "sosie.engine": ("single_process",),
     "sosie.train": (
         "fit",
         "Recipe",

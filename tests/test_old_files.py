@@ -21,6 +21,7 @@ from torch import nn
 import sosie
 from sosie.benchmark import SCALES, run_benchmark
 from sosie.capture import open_activations
+from sosie.data import DataPart
 from sosie.history import Recorder, open_run
 from sosie.models import open_model, read_weights
 from sosie.results import Leaderboard
@@ -138,12 +139,12 @@ def sketches(files: Path) -> Said:
     x, y = inputs()
     first, every = (Sketch.load(files / f"sketch_{name}.safetensors") for name in ("a", "all"))
     kernels = ("features", "gradients", "hadamard", "maps")
-    rest = sosie.sketch(net("a"), [(x[32:], y[32:])], sites=SITES, size=16, first_row=32, kernels=kernels)
+    rest = sosie.sketch(net("a"), DataPart([(x[32:], y[32:])], 32), sites=SITES, size=16, kernels=kernels)
     pair = [files / f"sketch_{name}.safetensors" for name in "ab"]
     return {
         EXACT: [repr(first), repr(every), said(sosie.load(files / "unpaired.json"))],
         NEAR: [
-            {kernel: said(sosie.compare(*pair, kernel=kernel)) for kernel in kernels},
+            {kernel: said(sosie.compare(*(Sketch.load(path).using(kernel) for path in pair))) for kernel in kernels},
             every.kernel("fc", "features").gram[0],
             classify(first, "features").evaluate(net("a"), [(x, y)]),
         ],

@@ -78,7 +78,7 @@ def figure_11(study: Study) -> dict[str, Any]:
 
 def heat_map(a: Any, b: Any, kernel: str, shared: bool, measure: str = "linear_cka") -> dict[str, Any]:
     compare = sosie.compare if shared else sosie.compare_unpaired
-    c = compare(a, b, measures=measure, kernel=kernel)
+    c = compare(a.using(kernel), b.using(kernel), measures=measure)
     values = c[measure]
     assert values.null is not None
     return {"value": values.value.round(4).tolist(), "chance": values.null.round(4).tolist()}

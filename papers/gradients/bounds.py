@@ -60,7 +60,7 @@ def bounds(study: Study) -> dict[str, Any]:
 
 
 def values(pair: list[Any], kernel: str, measure: str) -> dict[str, float]:
-    c = sosie.compare(*pair, measures=measure, kernel=kernel)
+    c = sosie.compare(*(k.using(kernel) for k in pair), measures=measure)
     matrix = c.matrix(measure)
     return {site: float(matrix[i, i]) for i, site in enumerate(c.sites_a)}
 

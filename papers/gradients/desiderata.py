@@ -71,9 +71,9 @@ def all_pairs(
         (a, b), site = item
         one, other = (kept[key].at(site) for key in (a, b))
         if shared and a[0] == b[0]:
-            c = sosie.compare(one, other, measures=MEASURES, kernel=kernel)
+            c = sosie.compare(one.using(kernel), other.using(kernel), measures=MEASURES)
         else:
-            c = sosie.compare_unpaired(one, other, measures=MEASURES, kernel=kernel, draws=CHANCE_DRAWS)
+            c = sosie.compare_unpaired(one.using(kernel), other.using(kernel), measures=MEASURES, draws=CHANCE_DRAWS)
         named = {"data": tuple(sorted((a[0], b[0]))), "site": site}
         return [{**named, **{key: row[key] for key in ("measure", "value", "null")}} for row in c.rows()]
 

@@ -18,22 +18,15 @@ if TYPE_CHECKING:
     from .zoo import Zoo
 
 # Names are fetched when first used, so that `import sosie` and `sosie --help` do not wait for torch.
-_HOME = {
-    "measure": "engine",
-    "list_measures": "engine",
-    "compare": "engine",
-    "compare_outputs": "engine",
-    "stitch": "stitching",
-    "stitch_sites": "stitching",
-    "Stitch": "stitching",
-    "sketch": "sketching",
-    "transfer": "sketching",
-    "compare_unpaired": "sketching",
-    "compare_weights": "weights",
-    "dynamics": "history",
-    "load": "results",
-    "write_report": "report",
-    "Zoo": "zoo",
+_HOMES = {
+    "engine": ("compare", "compare_outputs", "list_measures", "measure"),
+    "history": ("dynamics",),
+    "report": ("write_report",),
+    "results": ("load",),
+    "sketching": ("compare_unpaired", "sketch", "transfer"),
+    "stitching": ("Stitch", "stitch", "stitch_sites"),
+    "weights": ("compare_weights",),
+    "zoo": ("Zoo",),
 }
 
 __all__ = [
@@ -56,11 +49,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module 'sosie' has no attribute {name!r}")
-    found = getattr(import_module(f".{_HOME[name]}", __name__), name)
-    globals()[name] = found
-    return found
+    globals()[name] = value = getattr(import_module(f".{home}", __name__), name)
+    return value
 
 
 def __dir__() -> list[str]:

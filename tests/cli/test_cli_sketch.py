@@ -71,7 +71,9 @@ def test_sketches_are_compared(folder: Path, tmp_path: Path) -> None:
     assert found.returncode == 0, found.stderr
     c = sosie.load(tmp_path / "c.json")
     assert isinstance(c, Comparison)
-    expected = sosie.compare(*files[:2], measures=["linear_cka", "debiased_cka"], kernel="features")
+    expected = sosie.compare(
+        *(Sketch.load(path).using("features") for path in files[:2]), measures=["linear_cka", "debiased_cka"]
+    )
     assert isinstance(expected, Comparison)
     np.testing.assert_array_equal(c.matrix("debiased_cka"), expected.matrix("debiased_cka"))
     apart = run("compare", files[0], files[2], "--unpaired")

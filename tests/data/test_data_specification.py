@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sosie.data import ImageBatches, list_data, open_data, open_images
+from sosie.data import DataPart, ImageBatches, list_data, open_data, open_images
 
 
 def test_names() -> None:
@@ -104,3 +104,9 @@ def test_what_a_factory_must_return(file: Path) -> None:
         list(open_data(f"{file}:strange", limit=1))
     with pytest.raises(ValueError, match="no data set"):
         open_images(f"{file}:images")
+
+
+@pytest.mark.parametrize("first_row", [-1, 1.5, 2**70])
+def test_a_part_begins_at_a_whole_number(first_row: object) -> None:
+    with pytest.raises(ValueError, match="first_row must be a whole number from 0 to"):
+        DataPart([], first_row)  # type: ignore[arg-type]

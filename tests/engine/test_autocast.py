@@ -139,7 +139,7 @@ def test_a_sketch_under_autocast_is_of_what_the_model_gives() -> None:
     rows = shown(model, x, ["2"])["2"]
     with half():
         found = sosie.sketch(model, [x], sites="2", size=None, kernels="features")
-        value = sosie.compare(found, found, kernel="features").matrix("linear_cka")
+        value = sosie.compare(found.using("features"), found.using("features")).matrix("linear_cka")
     kept = found.sites[0].features.rows
     torch.testing.assert_close(kept.double(), rows, atol=1e-5, rtol=0)
     np.testing.assert_allclose(value, 1, atol=1e-9)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import sosie
 import sosie.stats
 from sosie.capture import NoData, SilentSite, SiteError, UnknownSite
-from sosie.engine.collect import FLOAT32_SQUARES, Inspector
+from sosie.engine.comparing import FLOAT32_SQUARES, Inspector
 from sosie.report import print_comparison
 from sosie.results import Comparison
 from sosie.zoo import fingerprint

@@ -18,7 +18,7 @@ def test_wrong_arguments() -> None:
     a, b = net(0), net(1)
     with pytest.raises(TypeError, match="need two models"):
         sosie.compare_outputs(a)
-    with pytest.raises(TypeError, match="of models needs data"):
+    with pytest.raises(TypeError, match="models needs data"):
         sosie.compare_outputs(a, b)
     with pytest.raises(TypeError, match="there is no second one"):
         sosie.compare_outputs([a, b], b, X)
@@ -61,7 +61,7 @@ def test_outputs_that_cannot_be_compared() -> None:
         sosie.compare_outputs(net(0), nn.Linear(8, 4), X)
     with pytest.raises(ValueError, match="128 inputs gave outputs of shape"):
         sosie.compare_outputs(net(0), nn.Flatten(0), X)
-    with pytest.raises(ValueError, match=r"150 of one, 149 of two"):
+    with pytest.raises(ValueError, match=r"150 in one, 149 in two"):
         sosie.compare_outputs({"one": LABELS, "two": LABELS[1:]})
     with pytest.raises(ValueError, match="has 100 saved, but the data goes on to input 128"):
         sosie.compare_outputs({"one": logits(net(0))[:100]}, net(1), X)
@@ -81,7 +81,7 @@ def test_empty_data_and_empty_predictions() -> None:
     for data in ([], torch.zeros(0, 8)):
         with pytest.raises(NoData, match="no inputs"):
             sosie.compare_outputs(net(0), net(1), data)
-    with pytest.raises(ValueError, match="predictions are empty"):
+    with pytest.raises(ValueError, match="no inputs were saved"):
         sosie.compare_outputs(LABELS[:0], LABELS[:0])
     with pytest.raises(ValueError, match="x is empty"):
         sosie.measure("agreement", LABELS[:0], LABELS[:0])

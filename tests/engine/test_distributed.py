@@ -18,8 +18,9 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 
 import sosie
 from sosie.capture import Share
-from sosie.engine.collect import gather
-from sosie.engine.distributed import RankFailed, SingleProcess
+from sosie.data import DataPart
+from sosie.engine.comparing import Pass
+from sosie.engine.distributed import RankFailed, SingleProcess, single_process
 from sosie.engine.partial import Partial
 from sosie.results import ARRAYS, Comparison, Comparisons, Side
 
@@ -78,7 +79,7 @@ CASES: dict[str, Any] = {
     "exact": lambda: sosie.compare(*nets(), rows(203), measures="debiased_cka", exact=True),
     "three models": lambda: sosie.compare([*nets(), mlp(2).double()], rows(300), block=8, memory=1000),
     "fewer inputs than asked for": lambda: sosie.compare(*nets(), [rows(20)], max_rows=30),
-    "a part of larger data": lambda: sosie.compare(*nets(), rows(300), max_rows=290, first_row=8, block=8, memory=1000),
+    "a part of larger data": lambda: sosie.compare(*nets(), DataPart(rows(300), 8), max_rows=290, block=8, memory=1000),
     "saved": lambda: sosie.compare({"a": rows(3000)}, {"b": rows(3000, 2)}, block=8, measures=["linear_cka", "cknna"]),
     "outputs": lambda: sosie.compare_outputs(*nets(), [(rows(n), torch.arange(n) % 3) for n in (20, 30, 11, 40, 2)]),
     "numbers": lambda: sosie.compare_outputs(*nets(), DataLoader(rows(203), 24), kind="regression"),
@@ -155,7 +156,8 @@ def with_files() -> Any:
 
 
 def from_the_file() -> Any:
-    return sosie.compare("part.safetensors", spread=False)
+    with single_process():
+        return sosie.compare("part.safetensors")
 
 
 def test_statistics_are_gone_on_from(of_two: Answers, tmp_path: Path) -> None:
@@ -166,7 +168,8 @@ def test_statistics_are_gone_on_from(of_two: Answers, tmp_path: Path) -> None:
 
 def alone() -> Any:
     if torch.distributed.get_rank() == 0:
-        return sosie.compare(*nets(), rows(100), spread=False)
+        with single_process():
+            return sosie.compare(*nets(), rows(100))
     return None
 
 
@@ -293,7 +296,7 @@ def only_the_first() -> Any:
 
 def test_a_process_that_does_not_come_is_not_waited_for_forever() -> None:
     found = run_ranks(2, only_the_first, timeout=2)
-    with pytest.raises(RankFailed, match=r"rank 1 did not join within 2 s.*spread=False"):
+    with pytest.raises(RankFailed, match=r"rank 1 did not join within 2 s.*single_process"):
         raise found[0]
 
 
@@ -308,8 +311,9 @@ def test_how_far_off_means_were_is_told_of_all() -> None:
         def collect(self, mine: Any, absorb: Any) -> None:
             absorb(({(0, 1): sums(inputs=3, rows=13)}, {("a", "x"): 5.0, ("a", "y"): 1.0}))
 
-    run: Any = SimpleNamespace(plan=SimpleNamespace(statistics=["grams"]), offsets={("a", "y"): 2.0})
     totals = {(0, 1): sums(inputs=4, rows=14)}
-    gather(First(), run, totals, first_row=10)
+    plan = SimpleNamespace(statistics=["grams"])
+    run: Any = SimpleNamespace(plan=plan, offsets={("a", "y"): 2.0}, partials=totals, first_row=10)
+    Pass.gather(run, First())
     assert run.offsets == {("a", "x"): 5.0, ("a", "y"): 2.0}
     assert (totals[0, 1].inputs, totals[0, 1].rows) == (7, 17)

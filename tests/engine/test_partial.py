@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 import sosie
+from sosie.data import DataPart
 from sosie.engine.provenance import InputDigests
 from sosie.files import DamagedFile
 
@@ -55,7 +56,7 @@ def test_parts_of_the_data_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     paths = []
     for start, stop in ((0, 128), (128, 320)):
         paths.append(tmp_path / f"{start}.safetensors")
-        sosie.compare(mlp(0), mlp(1), x[start:stop], resume=paths[-1], first_row=start, **kwargs)
+        sosie.compare(mlp(0), mlp(1), DataPart(x[start:stop], start), resume=paths[-1], **kwargs)
     found = sosie.compare(paths)
     two = sosie.compare(str(paths[0]), str(paths[1]))
     for name in MEASURES:
@@ -140,7 +141,7 @@ def test_overlapping_parts_are_refused(tmp_path: Path, measure: str) -> None:
     paths = [tmp_path / f"{k}.safetensors" for k in range(2)]
     for path in paths:
         sosie.compare(mlp(0), mlp(1), inputs(), measures=measure, resume=path)
-    with pytest.raises(ValueError, match="first_row"):
+    with pytest.raises(ValueError, match="DataPart"):
         sosie.compare(paths)
 
 

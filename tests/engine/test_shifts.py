@@ -59,7 +59,7 @@ def answers(model: nn.Module, x: Tensor) -> Tensor:
 def test_every_cell_compares_the_answers_to_the_shifted_inputs(labelled: bool) -> None:
     x, y = problem()
     batches = list(zip(x.split(50), y.split(50), strict=True)) if labelled else x.split(50)
-    found = sosie.compare_outputs(net(0), net(1), batches, shifts=SHIFTS, seed=4)
+    found = sosie.compare_outputs(net(0), net(1), batches, shifts=open_shifts(SHIFTS, seed=4))
     assert isinstance(found, Comparison)
     assert found.sites_a == found.sites_b == SITES
     inputs = shifted(labels=y if labelled else None)

@@ -10,6 +10,7 @@ import torch
 from nets import inputs, mlp
 
 import sosie
+from sosie.data import DataPart
 from sosie.engine.uncertainty import from_all_rows
 from sosie.measures import MEASURES
 from sosie.results import Comparison
@@ -164,7 +165,7 @@ def test_doubt_survives_saving_merging_and_resuming(memory: int | None, tmp_path
     parts = []
     for k, (start, stop) in enumerate([(0, 192), (192, 300)]):
         parts.append(str(tmp_path / f"{k}.safetensors"))
-        sosie.compare(mlp(0), mlp(1), x[start:stop], **options, first_row=start, resume=parts[-1])
+        sosie.compare(mlp(0), mlp(1), DataPart(x[start:stop], start), **options, resume=parts[-1])
     merged = sosie.compare(parts)
     for name in names:
         assert np.array_equal(whole[name].p, again[name].p)

@@ -12,7 +12,7 @@ from paired import correlated_rows
 from torch import Tensor
 
 from sosie.measures import MEASURES, Measure
-from sosie.measures.define import TRANSFORMATIONS
+from sosie.measures.define import TRANSFORMATIONS, FewRows
 from sosie.stats import Alignment, Covariances, DebiasedAlignment, Grams, Moments, Neurons, Sample
 
 PACKAGES = {"rtd": "ripser"}  # measures that need an optional package
@@ -326,6 +326,55 @@ def test_facts_are_complete(measure: Measure) -> None:
         assert measure.closer == "down"
 
 
+# Few rows: what more neurons than rows do to the value of rows that have nothing to do with each other
+
+
+def unrelated(measure: Measure, n: int, p: int, q: int) -> Tensor:
+    """The values of a few draws, the nearer to "alike" the higher; in units of the rows where their scale matters.
+
+    Of measures that need no pairing the sides have different spectra.
+    """
+    values = []
+    for seed in range(8):
+        random = torch.Generator().manual_seed(seed)
+        x, y = (torch.randn(n, width, generator=random, dtype=torch.float64) for width in (p, q))
+        if not measure.paired:
+            y = y / torch.arange(1, q + 1).sqrt()
+        units = 1 if "scale" in measure.invariant else (x - x.mean(0)).norm()
+        values.append(value_of(measure, x, y) / units)
+    return torch.stack(values) * (1 if measure.closer == "up" else -1)
+
+
+def check_few_rows(measure: Measure) -> None:
+    """Biased: both more neurons and fewer rows bring the value nearer to that of equal rows.
+
+    Saturates: the value does not depend on the rows at all.
+    """
+    measure = measure.using(**{name: value for name, value in (("keep", 1.0), ("k", 3)) if name in measure.defaults})
+    if measure.few_rows == "infinite":
+        with pytest.raises(ValueError, match="infinite"):
+            unrelated(measure, 20, 60, 60)
+        return
+    wide, many, narrow = (unrelated(measure, n, p, p) for n, p in ((20, 60), (200, 60), (20, 4)))
+    if not measure.paired:
+        moved = float((wide.mean() - many.mean()).abs())
+        assert measure.few_rows is None or moved > 0.05, f"{measure.name} moved by {moved} where there are few rows"
+        return
+    nearer = float(wide.mean() - torch.maximum(many.mean(), narrow.mean()))
+    kind = "biased" if nearer > 0.1 * span(measure) else None
+    if not measure.same_width:
+        of_x, of_y = (bool(unrelated(measure, 20, p, q).std() < 1e-6) for p, q in ((60, 4), (4, 60)))
+        kind = {(True, True): "saturates", (True, False): "saturates in x"}.get((of_x, of_y), kind)
+    assert kind == measure.few_rows, f"{measure.name} is {kind} where there are few rows"
+
+
+@measures
+def test_few_rows_do_what_is_declared(measure: Measure) -> None:
+    if measure.base == "rtd":
+        pytest.skip("a sum over rows: more of them give more")
+    check_few_rows(measure)
+
+
 # Chance levels
 
 
@@ -394,6 +443,24 @@ def test_bounds_and_same_can_fail(pair: tuple[Tensor, Tensor]) -> None:
         check_bounds(replace(MEASURES["linear_cka"], bounds=(0, 0.1)), 0.5)
     with pytest.raises(AssertionError, match="with themselves"):
         check_same(replace(MEASURES["linear_cka"], same=0.0), pair[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "declared"),
+    [
+        ("linear_cka", None),
+        ("linear_cka", "saturates"),
+        ("debiased_cka", "biased"),
+        ("mutual_knn", "biased"),
+        ("mean_cca", "biased"),
+        ("mean_cca", "saturates in x"),
+        ("regression_r2", "saturates"),
+        ("magnitude_difference", "biased"),
+    ],
+)
+def test_few_rows_can_fail(name: str, declared: FewRows | None) -> None:
+    with pytest.raises(AssertionError, match="where there are few rows"):
+        check_few_rows(replace(MEASURES[name], few_rows=declared))
 
 
 def test_sample_and_moments_agree(pair: tuple[Tensor, Tensor]) -> None:

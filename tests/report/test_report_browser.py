@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from report_examples import HOSTILE, doubted, leaves, pair, several, side, similarity, stages, transformer
 
-from sosie.report.colour import ramp
+from sosie.report.colour import RAMP
 from sosie.results import Caveat, Comparison
 
 pytestmark = pytest.mark.browser
@@ -37,9 +37,9 @@ def colour_at(seen, i, j):
 
 
 def expected_colour(part):
-    at = part * (len(ramp()) - 1)
-    low = min(int(at), len(ramp()) - 2)
-    ends = np.array([[int(ramp()[k][c : c + 2], 16) for c in (1, 3, 5)] for k in (low, low + 1)])
+    at = part * (len(RAMP) - 1)
+    low = min(int(at), len(RAMP) - 2)
+    ends = np.array([[int(RAMP[k][c : c + 2], 16) for c in (1, 3, 5)] for k in (low, low + 1)])
     return ends[0] + (at - low) * (ends[1] - ends[0])
 
 

@@ -10,11 +10,11 @@ import pytest
 from report_examples import similarity
 
 import sosie.report.colour
-from sosie.report.colour import data_scale, full_scale, ramp
+from sosie.report.colour import RAMP, data_scale, full_scale
 
 
 def linear() -> np.ndarray:
-    rgb = np.array([[int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)] for colour in ramp()])
+    rgb = np.array([[int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)] for colour in RAMP])
     return np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
 
 

@@ -11,7 +11,7 @@ from report_examples import HOSTILE
 from rich.console import Console
 
 from sosie.report import print_leaderboard
-from sosie.report.leaderboard import sentences
+from sosie.report.benchmark import sentences
 from sosie.results import Entry, Leaderboard
 
 KINDS = {"seed": 30, "epoch": 20}

@@ -10,7 +10,7 @@ from report_examples import HOSTILE, pair, side, similarity
 from rich.console import Console
 
 from sosie.report import print_comparison
-from sosie.report.page import contents, render
+from sosie.report.comparison import contents, render
 from sosie.results import Caveat, Comparison, headline, in_order, indices, summarise
 
 DOES = np.array([0.99, 0.81, 0.92])

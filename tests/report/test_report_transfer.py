@@ -10,7 +10,7 @@ from report_examples import HOSTILE, pair, side, similarity
 from rich.console import Console
 
 from sosie.report import print_comparison
-from sosie.report.page import contents, render, title
+from sosie.report.comparison import contents, render, title
 from sosie.results import TRANSFER, Caveat, Comparison, Comparisons, Side, summarise
 
 MEANS = np.array([0.02, 0.005, 0.07])

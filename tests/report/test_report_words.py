@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from report_examples import side, similarity
 
-from sosie.report.words import caveat_groups, extent, flat, shorten, visible
+from sosie.report.comparison import caveat_groups
+from sosie.report.words import extent, flat, shorten, visible
 from sosie.results import Caveat, Comparison
 
 

@@ -12,7 +12,7 @@ from nets import mlp
 from torch import Tensor, nn
 
 import sosie
-from sosie.data import open_images
+from sosie.data import DataPart, open_images
 from sosie.factory import find_file
 from sosie.sketching import Classifiers, Sketch, classifiers, classify
 from sosie.sketching.classifiers import best, ridge_of_gram, ridge_of_rows
@@ -204,7 +204,7 @@ def test_labels_have_signs_just_where_rows_have_them(
 
 
 def test_merged_sketches_and_other_batches_give_the_same(model: nn.Module, train: Any, test: Any) -> None:
-    halves = sketched(model, train[:2]).merge(sketched(model, train[2:], first_row=128))
+    halves = sketched(model, train[:2]).merge(sketched(model, DataPart(train[2:], 128)))
     x, y = (torch.cat(parts) for parts in zip(*test, strict=True))
     for kernel in ALL:
         whole, merged = classify(sketched(model, train), kernel, alpha=1.0), classify(halves, kernel, alpha=1.0)

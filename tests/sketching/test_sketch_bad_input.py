@@ -95,7 +95,6 @@ def test_a_gaussian_of_fixed_variance() -> None:
         ({"output": "scores"}, ValueError, "output is 'logits'"),
         ({"rows": "columns"}, ValueError, "no row rule"),
         ({"max_rows": 0}, ValueError, "max_rows"),
-        ({"first_row": -1}, ValueError, "first_row"),
         ({"memory": "lots"}, ValueError, "memory is a number of bytes"),
         ({"sites": ["nowhere"]}, ValueError, "nowhere"),
     ],

@@ -13,6 +13,7 @@ from gradient_nets import InPlace, Residual, built
 from torch import Tensor, nn
 
 import sosie
+from sosie.data import DataPart
 from sosie.files import DamagedFile
 from sosie.results import Comparisons
 from sosie.sketching import Sketch, sketch
@@ -28,9 +29,9 @@ def rows(n: int = 160, seed: int = 1) -> Tensor:
     return torch.randn(n, 6, generator=torch.Generator().manual_seed(seed)).double()
 
 
-def made(model_seed: int = 0, data: Tensor | None = None, **options: Any) -> Sketch:
-    x = rows() if data is None else data
-    return sketch(built(Residual, model_seed), x.split(64), sites=SITES, kernels=ALL, **{"size": 32, **options})
+def made(model_seed: int = 0, data: Tensor | None = None, first_row: int = 0, **options: Any) -> Sketch:
+    x = DataPart((rows() if data is None else data).split(64), first_row)
+    return sketch(built(Residual, model_seed), x, sites=SITES, kernels=ALL, **{"size": 32, **options})
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def test_a_sketch_with_itself(size: int | None, kernel: str) -> None:
     measures = ["linear_cka", "kernel_alignment", "normalized_bures"]
     if size is None or kernel not in ("midpoint", "hadamard_of_sketches"):
         measures += ["debiased_cka"]
-    found = sosie.compare(one, made(size=size), measures=measures, kernel=kernel)
+    found = sosie.compare(one.using(kernel), made(size=size).using(kernel), measures=measures)
     for name in found.measures:
         value = found.matrix(name).diagonal()
         assert np.allclose(value[~np.isnan(value)], 1, atol=1e-9), name
@@ -58,13 +59,17 @@ def test_features_of_all_rows_give_what_comparing_models_gives(measure: str) -> 
     wanted = sosie.compare(
         a, b, rows(), measures=measure, sites_a=SITES, sites_b=SITES, exact=True, precision="float64"
     )
-    found = sosie.compare(made(0, size=None), made(1, size=None), measures=measure, kernel="features")
+    found = sosie.compare(made(0, size=None).using("features"), made(1, size=None).using("features"), measures=measure)
     assert np.abs(found.matrix() - wanted.matrix()).max() < 1e-9
 
 
 def test_sketches_come_near_to_what_all_rows_give() -> None:
-    exact = sosie.compare(made(0, size=None), made(1, size=None), measures="debiased_cka", kernel="features").matrix()
-    found = sosie.compare(made(0, size=128), made(1, size=128), measures="debiased_cka", kernel="features").matrix()
+    exact = sosie.compare(
+        made(0, size=None).using("features"), made(1, size=None).using("features"), measures="debiased_cka"
+    ).matrix()
+    found = sosie.compare(
+        made(0, size=128).using("features"), made(1, size=128).using("features"), measures="debiased_cka"
+    ).matrix()
     assert np.abs(found - exact).max() < 0.15
 
 
@@ -151,18 +156,20 @@ def test_reports_and_words(pair: tuple[Sketch, Sketch], tmp_path: Path) -> None:
 
 
 def test_products_of_sketches_say_what_they_are(pair: tuple[Sketch, Sketch]) -> None:
-    found = sosie.compare(*pair, measures="linear_cka", kernel="hadamard_of_sketches")
+    found = sosie.compare(*(k.using("hadamard_of_sketches") for k in pair), measures="linear_cka")
     assert any("not the sketch of their product" in c.text for c in found["linear_cka"].caveats)
     assert (found.matrix() > sosie.compare(*pair, measures="linear_cka").matrix()).mean() > 0.5
     with pytest.raises(ValueError, match="not known how much sketching adds"):
-        sosie.compare(*pair, measures="debiased_cka", kernel="hadamard_of_sketches")
-    with pytest.raises(ValueError, match="no kernel is called 'product'"):
-        sosie.compare(*pair, measures="linear_cka", kernel="product")
+        sosie.compare(*(k.using("hadamard_of_sketches") for k in pair), measures="debiased_cka")
+    with pytest.raises(ValueError, match=r"kernel must be one of 'hadamard', .*got 'product'"):
+        sosie.compare(*(k.using("product") for k in pair), measures="linear_cka")
+    with pytest.raises(ValueError, match="one kernel of both sketches, got 'features' and 'hadamard'"):
+        sosie.compare(pair[0].using("features"), pair[1])
 
 
 def test_sketched_ckas_have_an_interval_where_buckets_tell_it(pair: tuple[Sketch, Sketch]) -> None:
     names = ["linear_cka", "debiased_cka", "kernel_alignment", "normalized_bures"]
-    found = sosie.compare(*pair, measures=names, kernel="features")
+    found = sosie.compare(*(k.using("features") for k in pair), measures=names)
     for name in names[:3]:
         values = found[name]
         assert values.low is not None
@@ -172,7 +179,7 @@ def test_sketched_ckas_have_an_interval_where_buckets_tell_it(pair: tuple[Sketch
         assert (values.high - values.low)[finite].max() > 0.01
     assert found["normalized_bures"].low is None
     assert not any("columns of the sketch" in c.text for c in found["linear_cka"].caveats)
-    itself = sosie.compare(pair[0], made(0), measures="linear_cka", kernel="features")["linear_cka"]
+    itself = sosie.compare(pair[0].using("features"), made(0).using("features"), measures="linear_cka")["linear_cka"]
     assert itself.low is not None
     assert np.allclose(itself.low.diagonal(), 1)
     product = sosie.compare(*pair, measures="linear_cka")["linear_cka"]
@@ -180,7 +187,7 @@ def test_sketched_ckas_have_an_interval_where_buckets_tell_it(pair: tuple[Sketch
     assert any("not about other columns of the sketch" in c.text for c in product.caveats)
     for other in (
         sosie.compare(made(0, size=None), made(1, size=None), measures="linear_cka"),
-        sosie.compare(*pair, measures="linear_cka", kernel="hadamard_of_sketches"),
+        sosie.compare(*(k.using("hadamard_of_sketches") for k in pair), measures="linear_cka"),
         sosie.compare(made(0, size=4), made(1, size=4), measures="linear_cka"),
         sosie.compare_unpaired(pair[0], made(1, seed=5), measures="linear_cka"),
     ):
@@ -230,7 +237,7 @@ def _unpaired(kind: str, seeds: range) -> Iterator[tuple[Sketch, Sketch]]:
 def test_values_without_common_rows_lie_within_chance(kind: str, kernel: str) -> None:
     scores = []
     for a, b in _unpaired(kind, range(4)):
-        found = sosie.compare_unpaired(a, b, measures="linear_cka", kernel=kernel, draws=60)["linear_cka"]
+        found = sosie.compare_unpaired(a.using(kernel), b.using(kernel), measures="linear_cka", draws=60)["linear_cka"]
         scores.append((found.value - found.null) / found.null_spread)
     scores = np.stack(scores)
     assert np.abs(scores.mean((1, 2))).max() < 3.5  # sites of one pair share their buckets and lie together
@@ -240,9 +247,9 @@ def test_values_without_common_rows_lie_within_chance(kind: str, kernel: str) ->
 def test_one_seed_does_not_make_different_data_alike() -> None:
     """As many rows fall into each bucket of both, which a product of sketches shows: the buckets of B are redrawn."""
     a, b = made(0, seed=4, size=64), made(1, rows(160, 50), seed=4, size=64)
-    options: dict[str, Any] = {"measures": "kernel_alignment", "kernel": "hadamard_of_sketches", "draws": 60}
-    found = sosie.compare_unpaired(a, b, **options)["kernel_alignment"]
-    as_they_are = SketchPair(*(k.kernels("hadamard_of_sketches") for k in (a, b)), 64, False)
+    a, b = (k.using("hadamard_of_sketches") for k in (a, b))
+    found = sosie.compare_unpaired(a, b, measures="kernel_alignment", draws=60)["kernel_alignment"]
+    as_they_are = SketchPair(a.kernels(), b.kernels(), 64, False)
     view = as_they_are.alignment(UncentredAlignment)
     too_high = (view.xy / (view.xx * view.yy).sqrt()).numpy()
     assert np.abs((found.value - found.null) / found.null_spread).max() < 4
@@ -271,14 +278,14 @@ def test_unpaired_needs_one_size_and_no_common_rows(pair: tuple[Sketch, Sketch])
 
 def test_spectra_are_compared_without_rows() -> None:
     """One network on halves of one distribution: nearer than two networks."""
-    a, b = made(0, rows(400, 1), size=128), made(0, rows(400, 2), size=128)
+    a, b = made(0, rows(400, 1), size=128).using("features"), made(0, rows(400, 2), size=128)
     torch.manual_seed(9)
     other = built(Residual, 9)
     with torch.no_grad():
         other.stem.weight[1:] *= 0.01
     c = sketch(other, [rows(400, 2)], sites=SITES, size=128)
     near, far = (
-        sosie.compare_unpaired(a, k, measures="spectral_bures_distance", kernel="features").matrix()[0, 0]
+        sosie.compare_unpaired(a, k.using("features"), measures="spectral_bures_distance").matrix()[0, 0]
         for k in (b, c)
     )
     assert near < 0.5 * far
@@ -290,7 +297,7 @@ def test_projected_sites_are_named() -> None:
     wide = nn.Sequential(nn.Linear(6, 3000), nn.Tanh(), nn.Linear(3000, 3)).double()
     options: dict[str, Any] = {"sites": ["0", "2"], "size": 16, "kernels": "features"}
     a, b = (sketch(wide, [x], memory=memory, **options) for memory in ("100kB", "1GB"))
-    found = sosie.compare(a, b, measures="linear_cka", kernel="features")
+    found = sosie.compare(a.using("features"), b.using("features"), measures="linear_cka")
     caveats = [c for c in found["linear_cka"].caveats if "projected to" in c.text]
     assert [(c.site_a, c.site_b) for c in caveats] == [("0", None)]
     with pytest.raises(MemoryError, match=r"187.7 KiB, and .* over the budget of 100.0 B"):

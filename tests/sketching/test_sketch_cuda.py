@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import sosie
 from sosie.benchmark import linear_probe
+from sosie.data import DataPart
 from sosie.sketching import Sketch, classify, sketch
 from sosie.sketching.sketches import _tensors
 
@@ -88,9 +89,9 @@ def test_compared_wherever_they_are(both: Any, kernel: str) -> None:
     here, there = both[:2]
     names = ["linear_cka", "normalized_bures", "kernel_alignment"]
     names += ["debiased_cka"] if kernel in ("hadamard", "features", "sum") else []
-    expected = sosie.compare(here, here, measures=names, kernel=kernel)
+    expected = sosie.compare(here.using(kernel), here.using(kernel), measures=names)
     for pair in ((there, there), (here, there), (there, here)):
-        found = sosie.compare(*pair, measures=names, kernel=kernel)
+        found = sosie.compare(*(k.using(kernel) for k in pair), measures=names)
         for name in names:
             assert np.allclose(found.matrix(name), expected.matrix(name), atol=1e-6, equal_nan=True)
 
@@ -99,9 +100,9 @@ def test_compared_without_common_rows(both: Any) -> None:
     here, there, model, data = both
     other = sketch(model, data, sites=["b1", "fc"], size=16, seed=1)
     names = ["linear_cka", "spectral_bures_distance", "bures_distance"]
-    expected = sosie.compare_unpaired(here, other, measures=names, kernel="features")
+    expected = sosie.compare_unpaired(here.using("features"), other.using("features"), measures=names)
     for a, b in ((there, other), (there, other.to("cuda")), (here, other.to("cuda"))):
-        found = sosie.compare_unpaired(a, b, measures=names, kernel="features")
+        found = sosie.compare_unpaired(a.using("features"), b.using("features"), measures=names)
         for name in names:
             assert np.allclose(found.matrix(name), expected.matrix(name), atol=1e-6, equal_nan=True)
 
@@ -111,7 +112,7 @@ def test_parts_are_merged_wherever_they_are(both: Any, size: int | None) -> None
     model, data = both[2:]
     whole = sketch(model, data, sites=["b1"], size=size)
     first, last = (
-        sketch(model, part, sites=["b1"], size=size, first_row=start, device=device)
+        sketch(model, DataPart(part, start), sites=["b1"], size=size, device=device)
         for part, start, device in ((data[:2], 0, "cuda"), (data[2:], 40, None))
     )
     for found, device in (

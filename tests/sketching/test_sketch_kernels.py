@@ -131,7 +131,7 @@ def test_a_product_of_sketches_is_not_the_sketch_of_the_product() -> None:
 def test_features_alone_give_the_measures_of_rows(measure: str) -> None:
     other = F[:, :3] + random_rows(N, 3, 6)
     a, b = (sketch_of({"a": (x, x)}, None, parts=("features",)) for x in (F, other))
-    found = sosie.compare(a, b, measures=measure, kernel="features").matrix()[0, 0]
+    found = sosie.compare(a.using("features"), b.using("features"), measures=measure).matrix()[0, 0]
     assert found == pytest.approx(sosie.measure(measure, F, other), abs=1e-9)
 
 

@@ -51,8 +51,6 @@ def test_the_largest_seeds_go_all_the_way() -> None:
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"first_row": 1.5}, "first_row must be a whole number from 0 to"),
-        ({"first_row": 2**70}, "first_row must be a whole number"),
         ({"max_rows": 1.5}, "max_rows must be a whole number"),
         ({"kernels": None}, "at least one kernel"),
         ({"size": None, "stack": 2}, "nothing to stack"),
@@ -95,7 +93,6 @@ def test_inference_mode_with_changes_in_place() -> None:
         {"exact": True},
         {"interval": True},
         {"memory": "1GB"},
-        {"first_row": 4},
         {"prepare_a": torch.nn.Identity()},
         {"data": [rows()]},
     ],
@@ -164,7 +161,7 @@ def test_gradients_of_different_losses_are_a_caveat() -> None:
     a, b = made(), made(1, beta=0.3)
     text = "the gradients are of different losses, logits, beta 0.5 and logits, beta 0.3"
     assert text in caveats(sosie.compare(a, b))
-    assert text not in caveats(sosie.compare(a, b, kernel="features"))
+    assert text not in caveats(sosie.compare(a.using("features"), b.using("features")))
     assert not any("losses" in words for words in caveats(sosie.compare(a, made(1))))
 
 
@@ -228,7 +225,7 @@ def test_one_direction_that_decides_is_a_caveat() -> None:
         model.stem.weight[1:] *= 1e-3
     narrow = sosie.sketch(model, [rows(40)], sites=["stem"], size=16)
     for one, doubtful in ((narrow, True), (made().at("stem"), False)):
-        found = caveats(sosie.compare(one, made(1).at("stem"), kernel="features"))
+        found = caveats(sosie.compare(one.using("features"), made(1).at("stem").using("features")))
         about = [where for words, where in found.items() if words.startswith("one direction holds about")]
         assert about == ([[("stem", None)]] if doubtful else [])
 
@@ -243,7 +240,7 @@ def test_neurons_are_compared_where_columns_correspond() -> None:
     """Other seeds project, and sketch f ⊗ g, to other columns; a product of Gram matrices has eigenvectors for them."""
 
     def distance(a: Sketch, b: Sketch, kernel: str) -> tuple[float, str]:
-        found = sosie.compare_unpaired(a, b, measures="bures_distance", kernel=kernel)
+        found = sosie.compare_unpaired(a.using(kernel), b.using(kernel), measures="bures_distance")
         return found.matrix()[0, 0], " ".join(caveats(found, "bures_distance"))
 
     whole, seeded, elsewhere = wide(rows(40)), wide(rows(40), seed=1), wide(rows(40, seed=5))
@@ -268,13 +265,13 @@ def test_neurons_are_compared_where_columns_correspond() -> None:
 def test_projected_sites_are_named_on_both_sides_without_common_rows() -> None:
     """The buckets of B are drawn anew where both have one seed."""
     a, b = (wide(rows(40, seed=seed), memory="120kB") for seed in (0, 5))
-    found = caveats(sosie.compare_unpaired(a, b, kernel="features"))
+    found = caveats(sosie.compare_unpaired(a.using("features"), b.using("features")))
     assert found["rows were projected to 18 columns"] == [("1", None), (None, "1")]
 
 
 def test_a_value_without_an_interval_says_why() -> None:
     x = rows(5)
-    found = sosie.compare(made(0, x), made(1, x), measures="debiased_cka", kernel="features")
+    found = sosie.compare(made(0, x).using("features"), made(1, x).using("features"), measures="debiased_cka")
     values = found["debiased_cka"]
     assert values.low is not None
     missing = np.argwhere(np.isnan(values.low) & np.isfinite(values.value)).tolist()
@@ -288,7 +285,7 @@ def test_a_value_without_an_interval_says_why() -> None:
 def test_an_interval_of_a_stack_says_when_it_is_too_narrow() -> None:
     for n, stack, said in ((40, 4, True), (40, 1, False), (80, 4, False)):
         x = rows(n)
-        found = sosie.compare(made(0, x, stack=stack), made(1, x, stack=stack), kernel="features")
+        found = sosie.compare(made(0, x, stack=stack).using("features"), made(1, x, stack=stack).using("features"))
         assert any("it is too narrow; take stack=1" in text for text in caveats(found)) == said
 
 

@@ -203,5 +203,5 @@ def test_a_shift_of_the_features_changes_nothing() -> None:
     x = rows(64).float()
     made = [sketch(built(lambda by=by: Shifted(by)).float(), [x], sites=["shift"], size=16) for by in (0, 100)]
     for measure in ("linear_cka", "debiased_cka", "normalized_bures"):
-        found = sosie.compare(*made, measures=measure, kernel="features").matrix()
+        found = sosie.compare(*(k.using("features") for k in made), measures=measure).matrix()
         assert found[0, 0] == pytest.approx(1, abs=2e-5), measure

@@ -14,6 +14,7 @@ from nets import inputs, mlp
 from torch import Tensor, nn
 
 import sosie
+from sosie.data import DataPart
 from sosie.results import TRANSFER, Comparison, Comparisons, least_first, over_sites, sites_least_first
 from sosie.sketching.scores import _ratio, scores_of
 from sosie.sketching.sketches import Pairs, Part, SiteSketch, TensorSketch
@@ -243,7 +244,7 @@ def test_sketches_of_one_model_on_several_data(net: nn.Module, tmp_path: Path) -
             one.matrix("mean_embedding")[:, 0], truth(net, part[0], SITES)["mean_embedding"], rtol=1e-10
         )
     halves = [
-        sosie.sketch(net, [data[0][0][lot]], sites=SITES, size=64, first_row=lot.start)
+        sosie.sketch(net, DataPart([data[0][0][lot]], lot.start), sites=SITES, size=64)
         for lot in (slice(0, 90), slice(90, 150))
     ]
     merged = sosie.transfer(halves[0].merge(halves[1]))

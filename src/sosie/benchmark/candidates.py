@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..engine.pairs import CONSTANT_IN_FLOAT32, check_widths, view_of
+from ..engine.evaluate import CONSTANT_IN_FLOAT32, check_widths, view_of
 from ..factory import is_factory, load_function
 from ..linalg import side_by_side
 from ..measures import MEASURES, Measure, find, snap_to_bounds

@@ -25,8 +25,8 @@ from ..capture import Chunk, Rule, borrowed, recut
 from ..capture.batches import example_input
 from ..checks import whole_number
 from ..data import open_data
+from ..engine.evaluate import check_widths, view_of
 from ..engine.network import Network
-from ..engine.pairs import check_widths, view_of
 from ..engine.plan import MEMORY, Request, make_plan, parse_size
 from ..engine.provenance import describe_model, provenance
 from ..linalg import all_by_torch

@@ -77,12 +77,15 @@ def to_rows(activation: Tensor, rule: Rule, *, site: Site, inputs: int, mask: Te
     return _wide_enough(rows)
 
 
+def gives_several_rows(rule: Rule) -> bool:
+    """Whether one input may give several rows, which are then correlated."""
+    return rule == "positions"
+
+
 def rows_per_input(site: Site, rule: Rule) -> int:
-    """Rows that one input gives: 1, or under "positions" its pixels or tokens (less the padded ones)."""
-    if callable(rule):
-        return 1
+    """Rows that one input gives: 1, or its pixels or tokens (less the padded ones)."""
     check_rule(rule)
-    if rule != "positions" or len(site.shape) < 2:
+    if not gives_several_rows(rule) or len(site.shape) < 2:
         return 1
     return math.prod(site.shape[:-1] if site.channels_last else site.shape[1:])
 
@@ -109,7 +112,7 @@ def token_mask(mask: Tensor, rule: str, activation: Tensor, *, site: Site) -> Te
         )
     keep = mask != 0
     empty = (~keep.any(dim=1)).nonzero().flatten().tolist()
-    if empty and rule != "positions":
+    if empty and not gives_several_rows(rule):
         raise ValueError(f"site {site.label!r}: input {empty[0]} of the batch has no token but padding")
     return None if bool(keep.all()) else keep
 

@@ -53,6 +53,7 @@ def compare(
     from .. import engine, sketching
 
     opt.check_outputs(out, html, resume)
+    things: list[Any]
     if unpaired or any(map(sketching.is_sketch, models)):
         if unpaired and len(models) != 2:
             raise ValueError(f"--unpaired compares two sketches, got {len(models)}")
@@ -65,21 +66,27 @@ def compare(
         settled |= {"--resume": resume, "--exact": exact or None, "--interval": interval or None}
         if wrong := opt.given(**settled):
             raise ValueError(f"{', '.join(wrong)}: not for sketches, which hold what they were made with")
+        loaded = [sketching.Sketch.load(path) for path in models]
+        things = [sketch if kernel is None else sketch.using(kernel) for sketch in loaded]
+    elif kernel is not None:
+        raise ValueError(f"--kernel {kernel} applies to sketches only: `sosie sketch` makes one")
+    else:
+        things = [engine.open_source(text, seed=seed) for text in models]
     if unpaired:
         between = sketching.compare_unpaired(
-            *models, measures=opt.split(measures) or sketching.UNPAIRED, kernel=kernel or sketching.KERNEL,
+            *things, measures=opt.split(measures) or sketching.UNPAIRED,
             draws=draws if null is not None else None, seed=seed,
         )  # fmt: skip
         opt.tell(between, out, html, full=full)
         return
     with opt.working_together() as speaks:
         found = engine.compare(
-            [engine.open_source(text, seed=seed) for text in models],
+            things,
             opt.open_data(data, batch),
             measures=opt.split(measures), sites=opt.split(sites), sites_a=opt.split(sites_a),
             sites_b=opt.split(sites_b), rows=rows, max_rows=max_rows, exact=exact, block=block,
             device=opt.own_device(device), precision=precision, memory=memory, seed=seed, null=null, draws=draws,
-            interval=interval, kernel=kernel, resume=resume,
+            interval=interval, resume=resume,
         )  # fmt: skip
     if speaks:
         opt.tell(found, out, html, full=full)

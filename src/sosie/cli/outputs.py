@@ -35,13 +35,15 @@ def outputs(
     full: opt.Full = False,
 ) -> None:
     """Compare what models answer to the same inputs: agreement, errors in common, divergence."""
+    from ..data.shifts import open_shifts
     from ..engine import compare_outputs
 
     opt.check_outputs(out, html)
+    opened = None if (names := opt.split(shifts)) is None else open_shifts(names, seed)
     with opt.working_together() as speaks:
         found = compare_outputs(
-            models, opt.open_data(data, batch), measures=opt.split(measures), kind=kind,
-            shifts=opt.split(shifts), seed=seed, max_rows=max_rows, device=opt.own_device(device),
+            models, opt.open_data(data, batch), measures=opt.split(measures), kind=kind, shifts=opened,
+            max_rows=max_rows, device=opt.own_device(device),
         )  # fmt: skip
     if speaks:
         opt.tell(found, out, html, full=full)

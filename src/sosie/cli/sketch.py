@@ -37,7 +37,7 @@ def sketch(
     device: opt.Device = None,
 ) -> None:
     """Sketch a model's features and gradients in one pass, for `sosie compare` and `sosie transfer`."""
-    from ..data import open_data
+    from ..data import DataPart, open_data
     from ..sketching import Sketch, is_sketch
     from ..sketching import sketch as make
 
@@ -46,10 +46,11 @@ def sketch(
     opt.check_outputs(out)
     options = opt.given(
         sites=opt.split(sites), size=size, stack=stack, seed=seed, kernels=opt.split(kernels), rows=rows, output=output,
-        beta=beta, memory=memory, first_row=first_row, max_rows=max_rows, device=device,
+        beta=beta, memory=memory, max_rows=max_rows, device=device,
     )  # fmt: skip
     if merge:
-        if wrong := [f"--{name.replace('_', '-')}" for name in opt.given(**options, data=data, batch=batch)]:
+        others = opt.given(**options, first_row=first_row, data=data, batch=batch)
+        if wrong := [f"--{name.replace('_', '-')}" for name in others]:
             raise ValueError(f"{', '.join(wrong)}: not with --merge, which puts sketches together as they are")
         if len(things) < 2:
             raise ValueError(f"--merge puts two sketches or more together, got {len(things)}")
@@ -69,7 +70,7 @@ def sketch(
             raise ValueError(f"{things[0]} is a sketch already; --merge puts sketches together")
         if size is not None:
             options["size"] = opt.parse_size(size)
-        found = make(things[0], open_data(data, batch=batch or 256), **options)
+        found = make(things[0], DataPart(open_data(data, batch=batch or 256), first_row or 0), **options)
     found.save(out)
     how = "every row kept" if found.size is None else f"in {found.size} buckets, seed {found.seed}"
     count = len(found.side.sites)

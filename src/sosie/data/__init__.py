@@ -3,4 +3,4 @@
 from .corruptions import CORRUPTIONS, Corruption, corrupt
 from .images import ImageBatches, ImageData, ImageFolder
 from .shifts import ATTACKS, Attack, attack
-from .specification import list_data, open_data, open_images
+from .specification import DataPart, list_data, open_data, open_images

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..checks import one_of, parse_call
+from ..checks import one_of, parse_call, whole_number
 from ..factory import find_file, is_factory, listed_folders, load_factory
 from .images import (
     ImageBatches,
@@ -39,6 +39,21 @@ _FOLDER_OPTIONS = re.compile(r"(?P<path>.+?)(?P<options>\(\s*\w+\s*=.*\))?", re.
 def list_data() -> list[str]:
     """The data sets known by name; each can be followed by :train or :test."""
     return ["demo", *NAMED]
+
+
+@dataclass(frozen=True)
+class DataPart:
+    """One part of a larger set of data, of which other machines read the rest.
+
+    `data`: as everywhere, or None for a part of saved activations. `first_row`: the index of its first input in the
+    whole set; it decides which rows are sampled, and into which buckets of a sketch they go.
+    """
+
+    data: Any = None
+    first_row: int = 0
+
+    def __post_init__(self) -> None:
+        whole_number(self.first_row, "first_row", least=0, most=2**40 - 1)
 
 
 def open_data(

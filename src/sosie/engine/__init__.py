@@ -1,6 +1,7 @@
 """From models and data to results, in one pass."""
 
 from .comparing import compare
+from .distributed import single_process
 from .network import open_source
 from .one_shot import list_measures, measure
 from .outputs import compare_outputs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -11,9 +10,9 @@ from torch import Tensor
 
 from ..linalg import row_squares, self_product
 from ..measures import Measure
-from ..results import LEVEL, Caveat, Estimate, Side
+from ..results import LEVEL, Caveat, Chance, Estimate, Side
 from ..stats import SMALLEST_GROUP, Alignment, Covariances, Grams, PairViews, RowScatter, Sample, Scatter, Statistic
-from .uncertainty import FEWEST_DRAWS, HALVED, Chance
+from .uncertainty import FEWEST_DRAWS, HALVED
 
 DRIFT = 0.05  # share of the variance between blocks that is worth a caveat
 OF_POSITIONS = Caveat(
@@ -28,13 +27,22 @@ SHOWN = 3  # sites left out that are named
 FALSE_ALARMS = 1e-4  # how often a column of rows in no order may look ordered
 
 
+def at_sites(
+    texts: Iterable[Iterable[str | None]], side_a: Side, side_b: Side, *, undefined: bool = False
+) -> Iterator[Caveat]:
+    """A caveat for each site that has a text: those of A's sites come first, then those of B's."""
+    of_a, of_b = texts
+    yield from (Caveat(text, site, None, undefined) for site, text in zip(side_a.sites, of_a, strict=True) if text)
+    yield from (Caveat(text, None, site, undefined) for site, text in zip(side_b.sites, of_b, strict=True) if text)
+
+
 def of_constants(
     statistic: Statistic, side_a: Side, side_b: Side, constant_a: np.ndarray, constant_b: np.ndarray
 ) -> Iterator[Caveat]:
     where = f" within blocks of {statistic.block} rows" if isinstance(statistic, Grams) and not statistic.exact else ""
     text = f"features do not vary{where}: no similarity is defined"
-    yield from (Caveat(text, site_a=site) for site in itertools.compress(side_a.sites, constant_a))
-    yield from (Caveat(text, site_b=site) for site in itertools.compress(side_b.sites, constant_b))
+    texts = [[text if is_constant else None for is_constant in side] for side in (constant_a, constant_b)]
+    yield from at_sites(texts, side_a, side_b, undefined=True)
 
 
 def of_left_out(*sides: Side) -> Iterator[Caveat]:
@@ -48,17 +56,21 @@ def of_left_out(*sides: Side) -> Iterator[Caveat]:
 
 def of_undefined(undefined: dict[tuple[int, int], str], side_a: Side, side_b: Side) -> Iterator[Caveat]:
     for (i, j), reason in undefined.items():
-        yield Caveat(f"undefined: {reason}", side_a.sites[i], side_b.sites[j])
+        yield Caveat(f"undefined: {reason}", side_a.sites[i], side_b.sites[j], undefined=True)
 
 
 def of_widths(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Caveat]:
     """Too few rows for the width, in the way that concerns this measure."""
     if measure.few_rows == "biased":
-        for side, where in ((side_a, "site_a"), (side_b, "site_b")):
-            for site, width in zip(side.sites, side.widths, strict=True):
-                if statistic.n < width:
-                    text = f"n={statistic.n} < width={width}: biased {measure.closer}"
-                    yield Caveat(text, **{where: site})
+        if measure.defaults.get("unbiased"):
+            return
+        # Rows that are paired look alike where there are few; distances of covariances or spectra go either way.
+        n, way = statistic.n, f"biased {measure.closer}" if measure.paired else "biased"
+        texts = [
+            [f"n={n} < width={width}: {way}" if n < width else None for width in side.widths]
+            for side in (side_a, side_b)
+        ]
+        yield from at_sites(texts, side_a, side_b)
     elif measure.few_rows == "infinite":
         yield from _of_information(measure, statistic, side_a, side_b)
     elif measure.few_rows is not None:
@@ -68,22 +80,21 @@ def of_widths(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side
 def _of_ranks(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Caveat]:
     """What any rows would give: two subspaces of n − 1 dimensions must meet if they are large enough."""
     assert not isinstance(statistic, Grams)
-    free = statistic.n - 1
+    n, free = statistic.n, statistic.n - 1
     ranks_a, ranks_b = (_ranks(measure, scatters) for scatters in statistic.scatters)
-    for site_a, rank in zip(side_a.sites, ranks_a, strict=True):
-        if rank >= free:
-            fits = "the regression fits anything" if measure.few_rows == "saturates in x" else "all correlations are 1"
-            yield Caveat(f"{rank} dimensions for n={statistic.n} rows: {fits}", site_a)
-    if measure.few_rows == "saturates in x":
+    of_x = measure.few_rows == "saturates in x"
+    fits = "the regression fits anything" if of_x else "all correlations are 1"
+    texts = [
+        [f"{rank} dimensions for n={n} rows: {fits}" if rank >= free else None for rank in ranks]
+        for ranks in (ranks_a, [0] * len(ranks_b) if of_x else ranks_b)
+    ]
+    yield from at_sites(texts, side_a, side_b)
+    if of_x:
         return
-    for site_b, rank in zip(side_b.sites, ranks_b, strict=True):
-        if rank >= free:
-            text = f"{rank} dimensions for n={statistic.n} rows: all correlations are 1"
-            yield Caveat(text, site_b=site_b)
     for site_a, r in zip(side_a.sites, ranks_a, strict=True):
         for site_b, s in zip(side_b.sites, ranks_b, strict=True):
             if r + s > free > max(r, s):
-                text = f"{r} and {s} dimensions for n={statistic.n} rows: {r + s - free} of {min(r, s)} correlations"
+                text = f"{r} and {s} dimensions for n={n} rows: {r + s - free} of {min(r, s)} correlations"
                 yield Caveat(f"{text} are 1 whatever the rows", site_a, site_b)
 
 
@@ -106,20 +117,30 @@ def of_lost_directions(measure: Measure, statistic: Statistic, side_a: Side, sid
     if not (inverts or measure.defaults.get("alpha", 1) < 1):
         return
     assert not isinstance(statistic, Grams)
-    a, b = statistic.scatters
-    for side, scatters, where in ((side_a, a, "site_a"), (side_b, b, "site_b")):
-        if measure.few_rows == "saturates in x" and where == "site_b":
-            continue
-        for site, dtype, scatter in zip(side.sites, side.dtypes or [""] * len(scatters), scatters, strict=True):
-            loss = scatter.loss(ROUNDING if dtype == "float64" else ROUNDING_IN_FLOAT32)
+    lost: list[list[str | None]] = [[], []]
+    sampled: list[list[str | None]] = [[], []]
+    for k, (side, scatters) in enumerate(zip((side_a, side_b), statistic.scatters, strict=True)):
+        counts = k == 0 or measure.few_rows != "saturates in x"  # of what is regressed on, nothing is inverted
+        for dtype, scatter in zip(side.dtypes or [""] * len(scatters), scatters, strict=True):
             by_rows = isinstance(scatter, RowScatter) and scatter.direct
-            if loss.count:
-                why = "the digits of the rows do not carry them" if by_rows else "sums of products do not carry them"
-                text = f"{loss.count} of {loss.of} directions dropped at condition {loss.condition:.0e}: {why}"
-                yield Caveat(text, **{where: site})
-            if isinstance(scatter, RowScatter) and scatter.direct and scatter.sampled:
-                text = f"rests on a sample of {len(scatter.raw)} of {statistic.n} rows: sums of products do not carry"
-                yield Caveat(f"{text} all directions at condition {scatter.span.condition:.0e}", **{where: site})
+            lost[k].append(_lost(scatter, dtype, by_rows) if counts else None)
+            sampled[k].append(_sampled(scatter, statistic.n) if counts and by_rows else None)
+    yield from at_sites(lost, side_a, side_b)
+    yield from at_sites(sampled, side_a, side_b)
+
+
+def _lost(scatter: Scatter, dtype: str, by_rows: bool) -> str | None:
+    loss = scatter.loss(ROUNDING if dtype == "float64" else ROUNDING_IN_FLOAT32)
+    why = "the digits of the rows do not carry them" if by_rows else "sums of products do not carry them"
+    text = f"{loss.count} of {loss.of} directions dropped at condition {loss.condition:.0e}: {why}"
+    return text if loss.count else None
+
+
+def _sampled(scatter: Scatter, n: int) -> str | None:
+    if not (isinstance(scatter, RowScatter) and scatter.sampled):
+        return None
+    text = f"rests on a sample of {len(scatter.raw)} of {n} rows: sums of products do not carry all directions"
+    return f"{text} at condition {scatter.span.condition:.0e}"
 
 
 def _ranks(measure: Measure, scatters: Sequence[Scatter]) -> list[int]:
@@ -158,11 +179,8 @@ def of_statistic(statistic: Statistic, block_error: np.ndarray | None) -> Iterat
 def of_offsets(side_a: Side, side_b: Side, strained: dict[tuple[str, str], float]) -> Iterator[Caveat]:
     """Means so far off that products in float32 lost digits before it was noticed."""
     text = "the mean of some rows is large against their spread: digits may be lost; precision='float64' keeps them"
-    for source, site in strained:
-        if source == side_a.name and site in side_a.sites:
-            yield Caveat(text, site_a=site)
-        if source == side_b.name and site in side_b.sites:
-            yield Caveat(text, site_b=site)
+    texts = [[text if (side.name, site) in strained else None for site in side.sites] for side in (side_a, side_b)]
+    yield from at_sites(texts, side_a, side_b)
 
 
 def of_nan(value: np.ndarray, said: Iterable[Caveat], side_a: Side, side_b: Side) -> Iterator[Caveat]:
@@ -170,13 +188,13 @@ def of_nan(value: np.ndarray, said: Iterable[Caveat], side_a: Side, side_b: Side
     unexplained = np.isnan(value)
     sites_a, sites_b = np.array(side_a.sites, dtype=object), np.array(side_b.sites, dtype=object)
     for caveat in said:
-        if caveat.text.startswith(("undefined", "features do not vary", "rows of the ")):
+        if caveat.undefined:
             rows = np.full(len(sites_a), True) if caveat.site_a is None else sites_a == caveat.site_a
             columns = np.full(len(sites_b), True) if caveat.site_b is None else sites_b == caveat.site_b
             unexplained[np.ix_(rows, columns)] = False
     for i, j in zip(*np.nonzero(unexplained), strict=True):
         text = "undefined: nothing of one side is left to compare (its centred Gram matrix is zero)"
-        yield Caveat(text, side_a.sites[i], side_b.sites[j])
+        yield Caveat(text, side_a.sites[i], side_b.sites[j], undefined=True)
 
 
 def of_draws(draws: int) -> Iterator[Caveat]:
@@ -275,8 +293,7 @@ def of_one_row(
 
 def of_hardly_varying(statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Caveat]:
     text = "features hardly vary: by {:.1g} of their size, so that rounding in the network may be what is compared"
-    few = statistic.spread
-    yield from _at(few, side_a, side_b, lambda s: 0 < s < HARDLY, lambda s: text.format(s**0.5))
+    yield from _at(statistic.spread, side_a, side_b, lambda s: 0 < s < HARDLY, lambda s: text.format(s**0.5))
 
 
 def of_neighbours(measure: Measure, statistic: Statistic) -> Iterator[Caveat]:
@@ -305,10 +322,5 @@ def _at(
     words: Callable[[float], str],
 ) -> Iterator[Caveat]:
     """A caveat for each site whose share is doubtful."""
-    found_a, found_b = (share.detach().cpu().tolist() for share in shares)
-    for site, share in zip(side_a.sites, found_a, strict=True):
-        if doubtful(share):
-            yield Caveat(words(share), site_a=site)
-    for site, share in zip(side_b.sites, found_b, strict=True):
-        if doubtful(share):
-            yield Caveat(words(share), site_b=site)
+    texts = [[words(each) if doubtful(each) else None for each in share.detach().cpu().tolist()] for share in shares]
+    yield from at_sites(texts, side_a, side_b)

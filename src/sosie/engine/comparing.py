@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -10,30 +11,41 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ..capture import Chunk, Rule, borrowed, cut
+from ..capture import Chunk, Rule, borrowed, cut, input_rows
+from ..linalg import gram_cuda, lacks_room, largest_number
 from ..measures import Measure
+from ..process_state import products
+from ..progress import Progress
 from ..results import Comparison, Comparisons
-from ..stats import BLOCK
-from .collect import Pass, gather
+from ..stats import BLOCK, GramMaker, Grams, MomentMaker, Moments, RowSampler, Sample, SampleMaker, Statistic
 from .distributed import SingleProcess, together
 from .network import (
     TRIED,
     Network,
+    RowSample,
+    SavedActivations,
+    Sink,
     Source,
     for_each,
     is_statistics,
+    meeting_place,
     number_duplicates,
     open_network,
     room_of,
     things_and_data,
 )
 from .partial import Checkpoint, Partial, finish_files
-from .plan import MEMORY, Request, draws_of, find_measures, make_plan, parse_size
-from .provenance import digest_of, provenance
-from .stream import Stream, chunk_on_cpu, rows_per_input, saved_chunk
+from .plan import MEMORY, Kind, Request, draws_of, find_measures, make_plan, parse_size
+from .provenance import AsyncCopy, digest_of, provenance
+from .stream import Stream, check_positions, chunk_on_cpu, rows_per_input, saved_chunk
 
 DEFAULT = "debiased_cka"
+Pair = tuple[int, int]
+FLOAT32_SQUARES = 2.0**115  # Σ x² of a chunk up to which sums of float32 products do not overflow
+FLOAT64_SQUARES = 1e80  # and up to which float64 holds products of eight numbers
+TOLERATED_OFFSET = 1e3  # n‖mean‖² / Σ‖x − mean‖² that float32 products still bear
 
 
 def compare(
@@ -56,20 +68,18 @@ def compare(
     exact: bool = False,
     block: int = BLOCK,
     seed: int = 0,
-    first_row: int = 0,
     null: str | None = None,
     draws: int = 200,
     interval: bool = False,
-    kernel: str | None = None,
     resume: str | os.PathLike[str] | None = None,
-    spread: bool = True,
 ) -> Comparison | Comparisons:
     """Compare every site of one model with every site of another, on the same inputs, in one pass.
 
     `model_a`, `model_b`: modules, model specifications, saved activations ({site: array}, .npz, .safetensors),
-    sketches, or files of saved statistics, which are merged. `compare([m1, m2, m3], data)` compares all pairs in one
-    pass. `data`: anything that yields tensors, (x, y) pairs, dicts of keyword arguments or lists of strings, or a data
-    specification.
+    sketches (`sketch.using("features")` chooses their kernel), or files of saved statistics, which are merged.
+    `compare([m1, m2, m3], data)` compares all pairs in one pass. `data`: anything that yields tensors, (x, y) pairs,
+    dicts of keyword arguments or lists of strings, or a data specification; `sosie.data.DataPart` is one part of a
+    larger set.
 
     `measures`: None takes debiased_cka, of sketches linear_cka. `sites`: of every model, or `sites_a` and `sites_b`
     where they differ: names, globs, types; None takes blocks or layers. `rows`: how activations become rows.
@@ -77,27 +87,41 @@ def compare(
 
     `exact=True` keeps whole Gram matrices or covariances instead of blocks of `block` rows; `memory` is the budget for
     that ("4GiB"). `precision`: "tf32" (the default for Gram matrices on a GPU), "float32", "float64". `resume`: a file
-    that the statistics are saved to on the way, and read from if it is there. `first_row`: the index of the first input
-    where the data are one part of a larger set.
+    that the statistics are saved to on the way, and read from if it is there.
 
     `null="permutation"`: p-values from `draws` shuffles of which row belongs to which (seeded by `seed`), within
     blocks or of sampled rows, without another pass; also corrected for the search over all pairs of sites. What
     chance gives on average comes along free where there is a formula. `interval=True`: a 95 % interval for every
     measure, also where that means computing it on a hundred parts of the rows.
 
-    `kernel`: of sketches (see `sosie.sketch`): "hadamard" (features × gradients, the default), "features" …
-
     In an initialised torch.distributed every process has to make the same call; each reads its share of the data, and
-    all get the result. `spread=False` compares in this process alone.
+    all get the result. `with sosie.engine.single_process():` compares in this process alone.
     """
-    with together(spread) as ranks:
+    with together() as ranks:
         things, data = things_and_data(model_a, model_b, data)
         if all(map(is_statistics, things)):
             return finish_files(things, provenance(), measures=measures, null=null, interval=interval)
         room = next((room for thing in things if (room := room_of(thing)) is not None), None)
-        chosen = find_measures(measures if measures is not None else (room.DEFAULT if room else DEFAULT), of="layers")
+        if room is not None:
+            decided = {  # when sketches were made; None where nothing is asked for
+                "data": data,
+                "sites": sites,
+                "sites_a": sites_a,
+                "sites_b": sites_b,
+                "rows": None if rows == "flatten" else rows,
+                "prepare_a": prepare_a,
+                "prepare_b": prepare_b,
+                "inputs": inputs,
+                "precision": precision,
+                "memory": memory,
+                "max_rows": max_rows,
+                "exact": exact or None,
+                "interval": interval or None,
+                "resume": resume,
+            }
+            return room.compare_sketches(things, measures, draws=draws_of(null, draws), seed=seed, decided=decided)
         request = Request(
-            chosen,
+            find_measures(DEFAULT if measures is None else measures, of="layers"),
             rows=rows,
             device=device,
             precision=precision,
@@ -106,18 +130,9 @@ def compare(
             exact=exact,
             block=block,
             seed=seed,
-            first_row=first_row,
             draws=draws_of(null, draws),
             interval=interval,
         )
-        if room is not None:
-            room.check_sketches(things, data=data, sites=sites, sites_a=sites_a, sites_b=sites_b, prepare_a=prepare_a,
-                                prepare_b=prepare_b, inputs=inputs, precision=precision, memory=memory,
-                                max_rows=max_rows, resume=resume, exact=exact or None, interval=interval or None,
-                                first_row=first_row or None, rows=None if rows == "flatten" else rows)  # fmt: skip
-            return room.compare_sketches(things, chosen, kernel=kernel or room.KERNEL, draws=request.draws, seed=seed)
-        if kernel is not None:
-            raise ValueError(f"kernel={kernel!r} applies to sketches only: make them with sosie.sketch(model, data)")
         each_sites = for_each("sites", len(things), sites_a, sites_b, sites)
         each_prepare = for_each("prepare", len(things), prepare_a, prepare_b)
         sources = [
@@ -135,109 +150,354 @@ def _compare(
     resume: str | os.PathLike[str] | None,
     ranks: SingleProcess,
 ) -> Comparison | Comparisons:
-    # A model that is compared with itself runs once: twins[k] is the first source that would give the same rows.
+    """Read the data once, in this process or its share of it; the first process makes the result for all."""
+    if resume is not None and len(sources) != 2:
+        raise ValueError("resume= is for one pair of models; compare the pairs one by one")
     identities = [source.identity() for source in sources]
     twins = [identities.index(identity) for identity in identities]
-    pairs = list(itertools.combinations(range(len(sources)), 2))
-    if resume is not None and len(pairs) != 1:
-        raise ValueError("resume= is for one pair of models; compare the pairs one by one")
     with ExitStack() as stack:
         stack.enter_context(borrowed([source.model for source in sources if isinstance(source, Network)]))
         for k in dict.fromkeys(twins):
             stack.enter_context(sources[k].opened())
-
-        # What there is, learnt from the first few inputs
         stream = Stream.of(data, sources, request.max_rows)
         saved_chunk(sources, request.memory, TRIED)
-        looks = {k: sources[k].look(stream.first) for k in dict.fromkeys(twins)}
-        sides = [replace(looks[twin], name=source.name) for twin, source in zip(twins, sources, strict=True)]
-        mixing = {k: note for k in looks if (note := sources[k].mixing(stream.first)) is not None}
-        per_input = rows_per_input([sources[k] for k in looks])
-        if per_input != 1 and any("inputs" in measure.needs for measure in request.measures):
-            raise ValueError("measures that regress the inputs out need one row per input, not rows='positions'")
-
-        # How the request will be met. A part of the data must get the plan that every other part gets, however many
-        # rows it has; with several models the widest pair decides, so that all pairs rest on the same statistics.
-        rows = None if stream.expected is None or resume is not None else stream.expected * per_input
-        widest = sorted((side.widths for side in sides), key=sum)[-2:]
-        plan = make_plan(
-            request, (widest[0], widest[1]), rows, budget=request.memory // len(pairs), blocks=per_input == 1
-        )
-        made_with = {}
-        if resume is not None or ranks.several:
-            made_with = {
-                "models": " ".join(source.digest() for source in sources),
-                "data": "" if stream.first is None else digest_of(cut(stream.first, 0, 1)),
-                "settings": f"block {request.block}, seed {request.seed}, precision {request.precision or 'default'}",
-            }
+        run = Pass(sources, twins, stream, request, in_parts=resume is not None)
         ranks.agree(
             lambda: {
-                **made_with,
+                **_made_with(sources, stream, request),
                 "the first batch": "" if stream.first is None else digest_of(stream.first),
                 "the number of inputs": str(stream.total),
-                "what the sites are": repr(sides),
-                "what is collected": repr(plan),
+                "what the sites are": repr(run.sides),
+                "what is collected": repr(run.plan),
             }
         )
-        samples = {} if resume is None else {k: sources[k].sampled_rows(stream.first) for k in looks}
-        partials = {
-            (i, j): Partial(
-                side_a=sides[i],
-                side_b=sides[j],
-                kinds=plan.kinds,
-                rows_rule=request.rule,
-                rows=request.first_row * per_input,
-                notes=plan.notes,
-                made_with=made_with,
-                draws=request.draws,
-                seed=request.seed,
-                interval=request.interval,
-                mixing=tuple(mixing[k] for k in dict.fromkeys((twins[i], twins[j])) if k in mixing),
-                first_rows=[samples[twins[k]] for k in (i, j) if samples],
-                max_rows=request.max_rows,
-            )
-            for i, j in pairs
-        }
-
-        # The pass
-        run = Pass(sources, twins, sides, plan, request, per_input)
-        checkpoint = Checkpoint(resume, partials[pairs[0]], sources)
-        skip = ranks.once(checkpoint.restore)
-        block = request.block if "grams" in plan.statistics else None
+        pair = run.partials[0, 1]
+        if resume is not None:
+            pair.made_with, pair.first_rows = _made_with(sources, stream, request), run.sampled_rows(stream.first)
+        checkpoint = Checkpoint(resume, pair, sources)
+        block = request.block if "grams" in run.plan.statistics else None
         chunks = stream.chunks(
             block=block,
-            skip=skip,
-            largest=chunk_on_cpu(sources, sides),
+            skip=ranks.once(checkpoint.restore),
+            largest=chunk_on_cpu(sources, run.sides),
             share=ranks.share,
             skipped=checkpoint.check_skipped if ranks.first else None,
             saved_chunk=saved_chunk(sources, request.memory, block or TRIED),
         )
-
-        def note_mixing() -> None:
-            late = {k: note for k in looks if k not in mixing and (note := sources[k].mixing_in_pass()) is not None}
-            for (i, j), partial in partials.items():
-                partial.mixing += tuple(late[k] for k in dict.fromkeys((twins[i], twins[j])) if k in late)
-
-        def after(chunk: Chunk) -> None:
-            checkpoint.digest(chunk)
-            if checkpoint.due() and not ranks.several:  # of several processes each knows but a part
-                run.look_at_all()
-                note_mixing()
-                checkpoint.save()
-
+        task = f"comparing {' and '.join(dict.fromkeys(source.name for source in sources))}"
         expected = None if stream.expected is None else -(-stream.expected // ranks.share.of)
-        run.run(ranks.deal(chunks, run), partials, expected=expected, each=after, shown=ranks.first)
-        note_mixing()
-        gather(ranks, run, partials, request.first_row * per_input)
+        with Progress(task, expected, "inputs", shown=ranks.first) as bar:
+            bar.advance(pair.inputs)
+            for chunk in ranks.deal(chunks, run):
+                run.read(chunk)
+                bar.advance(chunk.count)
+                checkpoint.digest(chunk)
+                if checkpoint.due() and not ranks.several:  # each of several processes has only a part
+                    run.settle()
+                    checkpoint.save()
+        run.settle()
+        run.gather(ranks)
         ranks.collect(checkpoint.digests.sums, checkpoint.digests.absorb)
 
     def result() -> Comparison | Comparisons:
         checkpoint.save()
         models = [source.describe() for source in sources]
         about = provenance(settings=request.as_text(), models=models, data=data, processes=ranks.several)
-        for partial in partials.values():
-            partial.strained = run.strained()
-        finished = {pair: partial.finish(about) for pair, partial in partials.items()}
-        return finished[0, 1] if len(sources) == 2 else Comparisons(tuple(s.name for s in sources), finished)
+        values = run.finish(about)
+        return values[0, 1] if len(sources) == 2 else Comparisons(tuple(source.name for source in sources), values)
 
     return ranks.once(result)
+
+
+def _made_with(sources: Sequence[Source], stream: Stream, request: Request) -> dict[str, str]:
+    """What saved statistics, and processes that share the work, must have in common."""
+    return {
+        "models": " ".join(source.digest() for source in sources),
+        "data": "" if stream.first is None else digest_of(cut(stream.first, 0, 1)),
+        "settings": f"block {request.block}, seed {request.seed}, precision {request.precision or 'default'}",
+    }
+
+
+# The pass: every network reads the same chunk, and each pair's statistics grow
+
+
+class NotFiniteActivations(ValueError):
+    """Some activations are NaN or infinite, or too large to be squared."""
+
+
+class Inspector:
+    """Takes one number per site from each chunk and looks at it as soon as that costs no wait.
+
+    On a CPU that is at once. On a GPU the numbers travel while the next chunk runs and are looked at then.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[str, Sequence[str], AsyncCopy, Sequence[float]]] = []
+        self.offsets: dict[tuple[str, str], float] = {}
+
+    def take(self, source: str, sites: Sequence[str], numbers: Tensor, most: Sequence[float] = ()) -> None:
+        """`numbers` (2, sites): Σ x², and how far off the mean was; `most`: what Σ x² may be, where that is unknown."""
+        self._waiting.append((source, sites, AsyncCopy(numbers), most))
+        self.finish(keep=2 if numbers.is_cuda else 0)
+
+    def finish(self, keep: int = 0) -> None:
+        while len(self._waiting) > keep:
+            source, sites, numbers, most = self._waiting.pop(0)
+            sums, offsets = numbers.read().tolist()
+            bad = [site for site, total in zip(sites, sums, strict=True) if not math.isfinite(total)]
+            if bad:
+                shown = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
+                raise NotFiniteActivations(
+                    f"{source}: activations are NaN or infinite (or too large to square) at {shown}. "
+                    "Check the input's normalisation and the weights (the first site named is where it starts), or "
+                    "use precision='float64' if the numbers are right"
+                )
+            for site, total, limit in zip(sites, sums, most or sums, strict=True):
+                if total > limit:
+                    float32 = limit == FLOAT32_SQUARES
+                    raise ValueError(
+                        f"{source}: the numbers at {site} grew after the first batch, beyond what products in "
+                        + ("float32 hold: use precision='float64'" if float32 else "float64 hold: scale them down")
+                    )
+            for site, offset in zip(sites, offsets, strict=True):
+                key = (source, site)
+                self.offsets[key] = max(self.offsets.get(key, 0.0), offset)
+
+
+class Pass:
+    """One pass over the data: sources that are open read chunk by chunk, and each pair's statistics grow.
+
+    `twins[k]` is the first source that gives the same rows as source k, and runs for both.
+    """
+
+    def __init__(
+        self, sources: Sequence[Source], twins: Sequence[int], stream: Stream, request: Request, *, in_parts: bool
+    ) -> None:
+        """Look at the first few inputs and plan; `in_parts`: every part of the data must get the same plan."""
+        self.sources, self.twins, self.request = sources, twins, request
+        self.unique = {k: sources[k] for k in dict.fromkeys(twins)}
+        looks = {k: source.look(stream.first) for k, source in self.unique.items()}
+        self.sides = [replace(looks[twin], name=source.name) for twin, source in zip(twins, sources, strict=True)]
+        self._networks = {k: source for k, source in self.unique.items() if isinstance(source, Network)}
+        self._mixing = {k: network.mixing(stream.first) for k, network in self._networks.items()}
+        self.per_input = rows_per_input(list(self.unique.values()))
+        self._reads_inputs = any("inputs" in measure.needs for measure in request.measures)
+        if self.per_input != 1 and self._reads_inputs:
+            raise ValueError("measures that regress the inputs out need one row per input, not rows='positions'")
+
+        # With several models the widest pair decides, so that all pairs rest on the same statistics.
+        pairs = list(itertools.combinations(range(len(sources)), 2))
+        rows = None if stream.expected is None or in_parts else stream.expected * self.per_input
+        *_, one, other = sorted((side.widths for side in self.sides), key=sum)
+        self.plan = make_plan(
+            request, (one, other), rows, budget=request.memory // len(pairs), blocks=self.per_input == 1
+        )
+        self.first_row = stream.first_row * self.per_input
+        self.partials = {
+            (i, j): Partial(
+                side_a=self.sides[i],
+                side_b=self.sides[j],
+                kinds=self.plan.kinds,
+                rows_rule=request.rule,
+                rows=self.first_row,
+                notes=self.plan.notes,
+                draws=request.draws,
+                seed=request.seed,
+                interval=request.interval,
+                mixing=self._mixing_of(i, j),
+                max_rows=request.max_rows,
+            )
+            for i, j in pairs
+        }
+
+        self._sampler = RowSampler(self.plan.sample_rows, request.seed) if "sample" in self.plan.statistics else None
+        self._makers = [{kind: self._maker(kind) for kind in self.plan.statistics} for _ in sources]
+        self._wide: list[dict[str, bool]] = [{} for _ in sources]  # sites whose products only float64 holds
+        self._sinks = [self._sink(k) for k in range(len(sources))]
+        self._inspector = Inspector()
+        self._device: torch.device | None = None
+        self._start = 0  # the row that the chunk begins with, counted over all chunks
+
+    def _mixing_of(self, i: int, j: int) -> tuple[str, ...]:
+        """The notes on sources of a pair that mix the inputs of a batch."""
+        notes = (self._mixing.get(k) for k in dict.fromkeys((self.twins[i], self.twins[j])))
+        return tuple(note for note in notes if note is not None)
+
+    def sampled_rows(self, batch: Any) -> list[RowSample]:
+        """What each source makes of the first few inputs, in a few numbers."""
+        samples = {k: source.sampled_rows(batch) for k, source in self.unique.items()}
+        return [samples[twin] for twin in self.twins]
+
+    def _maker(self, kind: Kind) -> Any:
+        if kind == "grams":
+            return GramMaker(self.plan.block, self.plan.uncentred, self.request.tf32)
+        if kind == "moments":
+            return MomentMaker(self.plan.products)
+        assert self._sampler is not None
+        return SampleMaker(self._sampler, self.plan.widest)
+
+    def read(self, chunk: Chunk) -> None:
+        """Let every source read a chunk, and add what it gives; other processes may have read those before it."""
+        first = self.partials[0, 1]
+        self._start = first.rows + (chunk.start - first.inputs) * self.per_input
+        given = self._given_rows(chunk)
+        sides = {k: self._read(k, chunk) for k in self.unique}
+        check_positions(list(self.unique.values()))
+        with products():
+            self._join([sides[k] for k in self.twins], chunk, given)
+
+    def settle(self) -> None:
+        """Finish what is under way: the statistics are about to be saved or read."""
+        self._inspector.finish()
+        for k, network in self._networks.items():
+            self._mixing[k] = self._mixing[k] or network.mixing_in_pass()
+        for pair, partial in self.partials.items():
+            partial.settle()
+            partial.mixing = self._mixing_of(*pair)
+
+    def _given_rows(self, chunk: Chunk) -> Tensor | None:
+        """The sampled rows of what the networks are given, where a measure needs them."""
+        if not self._reads_inputs or self._sampler is None:
+            return None
+        rows = input_rows(chunk.batch, chunk.count)
+        return rows[torch.from_numpy(self._sampler.draw(self._start, chunk.count) - self._start).to(rows.device)]
+
+    def _read(self, k: int, chunk: Chunk) -> dict[Kind, Any]:
+        """What one source makes of a chunk: parts as the activations appear, then all sites together."""
+        parts = self.sources[k].read(chunk, self._sinks[k])
+        check_positions([self.sources[k]])
+        makers = self._makers[k]
+        with products():
+            sides = {
+                kind: maker.side([of_site[number] for of_site in parts], self._start)
+                for number, (kind, maker) in enumerate(makers.items())
+            }
+            self._inspect(k, sides)
+        return sides
+
+    def _sink(self, k: int) -> Sink:
+        """What is called inside the forward pass with the rows of a site: a part for each statistic.
+
+        It is called for every site of every chunk and, on a GPU, while that waits: no context is entered unless one is
+        needed. The watch has left autocast already; the precision of products matters to a GPU alone, and there not
+        to the kernel that makes Gram matrices of blocks.
+        """
+        source, makers = self.sources[k], list(self._makers[k].values())
+        double, block = self.request.precision == "float64", self.plan.block
+        only_grams, tf32 = self.plan.statistics == ["grams"], self.request.tf32
+        saved = isinstance(source, SavedActivations)
+        wide, largest = self._wide[k], dict(source.largest)
+
+        def sink(site: str, rows: Tensor) -> list[Any]:
+            device = self._device
+            if device is None:
+                device = self._device = meeting_place(rows.device)
+            elsewhere = rows.device != device
+            if elsewhere or double:
+                rows = rows.to(device, torch.float64 if double else rows.dtype)
+            is_wide = wide.get(site)
+            # Gram matrices tell by themselves whether numbers grew since the first chunk.
+            later = is_wide is False and only_grams and not (rows.is_cuda or saved or elsewhere)
+            if is_wide is None or not (is_wide or rows.is_cuda or later):
+                # A GPU would have to be waited for: what the first few inputs gave decides, and `_inspect` looks on.
+                if not (rows.is_cuda and largest.get(site)):
+                    largest[site] = max(largest.get(site, 0.0), largest_number(rows))
+                is_wide = wide[site] = lacks_room(rows, f"{site} of {source.name}", largest[site])
+            if is_wide:
+                rows = rows.double()
+            start = self._start
+            if later and not (part := makers[0].part(site, rows, start)).is_finite():
+                wide[site] = lacks_room(rows, f"{site} of {source.name}", largest_number(rows))
+                return [makers[0].part(site, rows.double(), start)]
+            if later:
+                return [part]
+            if not (saved or elsewhere):
+                if not rows.is_cuda:
+                    return [maker.part(site, rows, start) for maker in makers]
+                n = len(rows)
+                last = n if n < 2 * block else block + n % block  # rows of the last block
+                if only_grams and last <= gram_cuda.TILE and rows.dtype in gram_cuda.READS and gram_cuda.available():
+                    return [makers[0].part(site, rows, start)]
+            with products(tf32=tf32 and only_grams):
+                return [maker.part(site, rows, start) for maker in makers]
+
+        return sink
+
+    def _inspect(self, k: int, sides: dict[Kind, Any]) -> None:
+        name, side, wide = self.sources[k].name, self.sides[k], self._wide[k]
+        numbers = torch.stack([each.check for each in sides.values()]).sum(0)
+        most: list[float] = []
+        if numbers.is_cuda:  # on a CPU every chunk was looked at before its products were made
+            double = self.request.precision == "float64"
+            in_float64 = [double or wide[s] or t == "float64" for s, t in zip(side.sites, side.dtypes, strict=True)]
+            most = [FLOAT64_SQUARES if fine else FLOAT32_SQUARES for fine in in_float64]
+        self._inspector.take(name, side.sites, numbers, most)
+        if "grams" in sides:
+            for (source, site), offset in self._inspector.offsets.items():
+                if source == name:
+                    self._makers[k]["grams"].notice(site, offset)
+
+    def _join(self, sides: list[dict[Kind, Any]], chunk: Chunk, given: Tensor | None) -> None:
+        block, request = self.plan.block, self.request
+        first_block = self._start // block  # on resuming, or for a later part of the data, blocks go on counting
+        for (i, j), partial in self.partials.items():
+            rows = 0
+            for kind in self.plan.statistics:
+                a, b = sides[i][kind], sides[j][kind]
+                joined: Statistic
+                if kind == "grams":
+                    joined = Grams.join(
+                        a, b, block=block, first_block=first_block, draws=request.draws, seed=request.seed
+                    )
+                else:
+                    joined = Moments.join(a, b) if kind == "moments" else Sample.join(a, b, given)
+                partial.add(kind, joined)
+                rows = joined.seen if isinstance(joined, Sample) else joined.n
+            partial.inputs += chunk.count
+            partial.rows += rows
+
+    # Several processes
+
+    def learnt(self) -> list[dict[Kind, Any]]:
+        """What the makers have learnt from the first chunk: centres, mostly."""
+        return [{kind: maker.learnt() for kind, maker in makers.items()} for makers in self._makers]
+
+    def learn(self, learnt: list[dict[Kind, Any]]) -> None:
+        for makers, theirs in zip(self._makers, learnt, strict=True):
+            for kind, maker in makers.items():
+                maker.learn(theirs[kind])
+
+    @property
+    def offsets(self) -> dict[tuple[str, str], float]:
+        """How far off the mean was at each site, at most."""
+        return self._inspector.offsets
+
+    def gather(self, ranks: SingleProcess) -> None:
+        """In the first of several processes, the statistics of all of them, added in their order."""
+        if not ranks.several:
+            return
+        for partial in self.partials.values():
+            # Which rows are sampled depends on their index, and that on all inputs before, which others have read.
+            rows = partial.rows - self.first_row
+            if "sample" in self.plan.statistics and rows != partial.inputs * self.per_input:
+                raise ValueError(
+                    f"{partial.inputs} inputs gave {rows} rows instead of {self.per_input} each: rows='positions' of "
+                    "texts of different lengths cannot be numbered by several processes. Compare in one (with "
+                    "sosie.engine.single_process()), or take rows='mean', 'cls' or 'last'"
+                )
+
+        def absorb(sent: tuple[dict[Pair, Partial], dict[tuple[str, str], float]]) -> None:
+            theirs, offsets = sent
+            for pair, partial in self.partials.items():
+                partial.absorb(theirs[pair], self.first_row)
+            for key, offset in offsets.items():
+                self.offsets[key] = max(self.offsets.get(key, 0.0), offset)
+
+        mine = {} if ranks.first else {pair: partial.on_cpu() for pair, partial in self.partials.items()}
+        ranks.collect((mine, self.offsets), absorb)
+
+    def finish(self, provenance: dict[str, Any]) -> dict[Pair, Comparison]:
+        """The values of every pair."""
+        for partial in self.partials.values():
+            partial.strained = {key: off for key, off in self.offsets.items() if off > TOLERATED_OFFSET}
+        return {pair: partial.finish(provenance) for pair, partial in self.partials.items()}

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
@@ -165,15 +166,29 @@ class Distributed(SingleProcess):
         missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
         raise RankFailed(
             f"rank {', '.join(missing)} did not join within {self._limit.total_seconds():g} s: every process "
-            "of torch.distributed has to make the same comparison. spread=False compares in one alone; "
+            "of torch.distributed has to make the same comparison. sosie.engine.single_process() is for one alone; "
             "init_process_group(timeout=…) gives more time"
         )
 
 
+_alone = ContextVar("alone", default=False)
+
+
 @contextmanager
-def together(spread: bool) -> Iterator[SingleProcess]:
-    """All processes of an initialised torch.distributed, if they are to share the work; else this one alone."""
-    if not (spread and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+def single_process() -> Iterator[None]:
+    """Comparisons inside do not share the work with other processes of torch.distributed."""
+    before = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(before)
+
+
+@contextmanager
+def together() -> Iterator[SingleProcess]:
+    """All processes of an initialised torch.distributed, which share the work; else this one alone."""
+    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    if _alone.get() or not several:
         yield SingleProcess()
         return
     ranks = Distributed()

@@ -2,19 +2,56 @@
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from ..linalg import side_by_side
 from ..measures import Measure, snap_to_bounds
-from ..results import Estimate, Side
-from ..stats import Alignment, Grams, Moments, Sample, Statistic
-from . import caveats, uncertainty
-from .pairs import by_pair, constant_sites
+from ..progress import Progress, track
+from ..results import Array, Chance, Estimate, Interval, Side
+from ..stats import (
+    SMALLEST_GROUP,
+    Alignment,
+    Covariances,
+    Grams,
+    Moments,
+    Neurons,
+    PairedRows,
+    PairViews,
+    Sample,
+    Shuffle,
+    Statistic,
+)
+from . import caveats
+from .plan import Widths
+from .uncertainty import (
+    FEWEST_GROUPS,
+    HALVED,
+    TIE_IN_FLOAT32,
+    Error,
+    around,
+    as_array,
+    by_blocks,
+    by_formula,
+    by_halves,
+    by_jackknife,
+    from_all_rows,
+    halves_of_groups,
+    judged,
+    quarters_of_groups,
+)
 
-Interval = tuple[np.ndarray | None, np.ndarray | None]
+CONSTANT = {"float64": 1e-24}  # share of Σ‖x‖² that rounding alone can give a constant feature
+CONSTANT_IN_FLOAT32 = 1e-12
+LONG = 120.0  # seconds of drawing that are announced
+CHEAP = 10**11  # multiply-adds that intervals are worth unless they are asked for
 
 
 def evaluate(
@@ -52,39 +89,37 @@ def evaluate(
             matrix = pairs[measure.name].matrix((len(constant_a), len(constant_b)))
         else:
             matrix = measure(statistic.alignment(measure.reads))
-        values[measure.name] = array = uncertainty.as_array(snap_to_bounds(matrix, measure, digits)).copy()
+        values[measure.name] = array = as_array(snap_to_bounds(matrix, measure, digits)).copy()
         array[constant_a, :] = array[:, constant_b] = np.nan
 
-    chance: dict[str, uncertainty.Chance] = {}
+    chance: dict[str, Chance] = {}
     reach: dict[str, Interval] = {}
     if independent:
         if draws:
             defined = (~constant_a, ~constant_b)
-            chance = uncertainty.by_draws(measures, statistic, rows, widths, defined, draws=draws, seed=seed)
+            chance = by_draws(measures, statistic, rows, widths, defined, draws=draws, seed=seed)
         for measure in measures:  # mean and spread by a formula, where there is one
-            if (formula := uncertainty.by_formula(measure, statistic)) is not None:
+            if (formula := by_formula(measure, statistic)) is not None:
                 drawn = chance.get(measure.name, formula)
-                chance[measure.name] = replace(drawn, null=formula.null, spread=formula.spread)
+                chance[measure.name] = replace(drawn, mean=formula.mean, spread=formula.spread)
         if isinstance(statistic, Grams):
-            reach = {m.name: uncertainty.by_blocks(m, statistic, values[m.name]) for m in measures}
+            reach = {m.name: by_blocks(m, statistic, values[m.name]) for m in measures}
         elif rows is not None and rows.n >= 4:
-            reach = uncertainty.by_rows(measures, statistic, rows, widths, values, every=interval)
+            reach = by_rows(measures, statistic, rows, widths, values, every=interval)
 
     order = list(caveats.of_order(statistic, *sides))
     estimates = {}
     for measure in measures:
         value, by_chance = values[measure.name], chance.get(measure.name)
-        low, high = reach.get(measure.name, (None, None))
         estimate = Estimate.of(
             measure,
             value,
             n=statistic.n,
             statistic=statistic.describe(),
-            low=low,
-            high=high,
+            interval=reach.get(measure.name, (None, None)),
+            chance=by_chance,
             # Blocks of rows that come in an order are no fair sample, and cannot tell how far off they are.
-            block_error=None if order else uncertainty.from_all_rows(measure, statistic),
-            **({} if by_chance is None else by_chance.fields()),
+            block_error=None if order else from_all_rows(measure, statistic),
         )
         undefined = pairs[measure.name].undefined if measure.name in pairs else {}
         said = [
@@ -104,3 +139,210 @@ def evaluate(
         said += caveats.of_nan(value, said, *sides)
         estimates[measure.name] = replace(estimate, caveats=tuple(said))
     return estimates
+
+
+# Pair by pair, for measures whose views do not broadcast over all pairs of sites
+
+
+@dataclass
+class PairValues:
+    """One measure's values over pairs of sites, and why some are missing."""
+
+    values: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    undefined: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    def matrix(self, shape: tuple[int, int]) -> Tensor:
+        """NaN where there is no value; placed all at once, so that no pair waits for the device."""
+        if not self.values:
+            return torch.full(shape, torch.nan, dtype=torch.float64)
+        stacked = torch.stack([value.double() for value in self.values.values()])
+        matrix = torch.full(shape, torch.nan, dtype=torch.float64, device=stacked.device)
+        matrix.view(-1)[[i * shape[1] + j for i, j in self.values]] = stacked
+        return matrix
+
+
+def by_pair(
+    measures: Sequence[Measure],
+    statistic: Statistic | PairViews,
+    widths: Widths,
+    defined_a: np.ndarray,
+    defined_b: np.ndarray,
+    *,
+    once: bool = False,
+) -> dict[str, PairValues]:
+    """All measures on one pair before the next, so that they share its factorisations; a site's own are made once.
+
+    On a CPU several pairs at a time. `widths` are those of the sites: rows that were projected no longer tell. `once`:
+    only pairs i ≤ j.
+    """
+    made = {measure.name: PairValues() for measure in measures}
+    if not measures:
+        return made
+    pairs = [(i, j) for i in np.flatnonzero(defined_a).tolist() for j in np.flatnonzero(defined_b).tolist()]
+    pairs = [(i, j) for i, j in pairs if i <= j or not once]
+
+    def of_pair(pair: tuple[int, int]) -> None:
+        i, j = pair
+        views: dict[type, Covariances | Neurons | PairedRows] = {}
+        for measure in measures:
+            try:
+                check_widths(measure, widths[0][i], widths[1][j])
+                if measure.reads not in views:
+                    views[measure.reads] = view_of(measure.reads, statistic, i, j)
+                made[measure.name].values[i, j] = measure(views[measure.reads])
+            except (ValueError, ImportError, torch.linalg.LinAlgError, np.linalg.LinAlgError) as error:
+                made[measure.name].undefined[i, j] = str(error)
+
+    one_by_one = _on_gpu(statistic) or len(pairs) == 1
+    # Closed at once after an interrupt, too: a traceback that is kept would keep torch on one thread.
+    with closing((done for done in map(of_pair, pairs)) if one_by_one else side_by_side(of_pair, pairs)) as in_turn:
+        for _ in track(in_turn, ", ".join(made), len(pairs), "pairs of sites"):
+            pass
+    return made
+
+
+def _on_gpu(statistic: Statistic | PairViews) -> bool:
+    if isinstance(statistic, Sample):
+        return statistic.xs[0].is_cuda
+    return isinstance(statistic, Moments) and statistic.cross.is_cuda
+
+
+def check_widths(measure: Measure, x: int, y: int) -> None:
+    if measure.same_width and x != y:
+        raise ValueError(f"{measure.name} compares neuron by neuron, so needs equal widths, got {x} and {y}")
+
+
+def view_of(kind: type, statistic: Statistic | PairViews, i: int, j: int) -> Covariances | Neurons | PairedRows:
+    assert not isinstance(statistic, Grams)
+    if issubclass(kind, Covariances):
+        return statistic.covariances(i, j)
+    if issubclass(kind, Neurons):
+        assert isinstance(statistic, (Moments, Sample))
+        return statistic.neurons(i, j)
+    assert not isinstance(statistic, Moments)
+    return statistic.paired(i, j)
+
+
+def constant_sites(spread: Tensor, side: Side, slack: float = 1) -> np.ndarray:
+    """Sites whose features do not vary beyond rounding; an all-zero site has spread 0/0."""
+    limits = [CONSTANT.get(dtype, CONSTANT_IN_FLOAT32) for dtype in side.dtypes] or [CONSTANT_IN_FLOAT32]
+    return ~(spread.detach().cpu().numpy() > slack * np.array(limits))
+
+
+# Chance and intervals from rows: the measures are evaluated again on shuffled rows, and on parts of them
+
+
+def by_draws(
+    measures: Sequence[Measure],
+    statistic: Statistic,
+    sample: Sample | None,
+    widths: Widths,
+    defined: tuple[Array, Array],
+    *,
+    draws: int,
+    seed: int,
+) -> dict[str, Chance]:
+    """For each measure that depends on the pairing: from shuffles within blocks, or of sampled rows."""
+    measures = [m for m in measures if m.paired]
+    if isinstance(statistic, Grams):
+        return {
+            measure.name: judged(
+                measure,
+                as_array(measure(statistic.alignment(measure.reads))),
+                as_array(measure(statistic.alignment(measure.reads, shuffled=True))),
+                TIE_IN_FLOAT32,
+            )
+            for measure in measures
+        }
+    rows = sample if sample is not None else statistic if isinstance(statistic, Sample) else None
+    if rows is None:
+        return {}
+    fewer = rows.n if rows.n < statistic.n else None
+    shuffles = [Shuffle.draw(rows.n, seed, number, rows.xs[0].device) for number in range(draws)]
+    values: dict[str, Array] = {}
+    drawn: dict[str, Array] = {}
+    for measure in measures:
+        if issubclass(measure.reads, Alignment):
+            values[measure.name] = as_array(measure(rows.alignment(measure.reads)))
+            drawn[measure.name] = as_array(measure(rows.shuffled_alignment(measure.reads, shuffles)))
+    if others := [m for m in measures if m.name not in values]:
+        shape, names = (len(rows.xs), len(rows.ys)), ", ".join(m.name for m in others)
+        start = time.monotonic()
+        as_they_are = {
+            name: as_array(each.matrix(shape)) for name, each in by_pair(others, rows, widths, *defined).items()
+        }
+        # The first time takes longer than each draw, so this is a bound.
+        if (seconds := (time.monotonic() - start) * draws) > LONG:
+            warnings.warn(
+                f"{draws} draws of {names} may take up to {seconds / 60:.0f} minutes: fewer draws or sites, or "
+                "rows='mean', take less",
+                stacklevel=2,
+            )
+        each_draw: dict[str, list[Array]] = {name: [] for name in as_they_are}
+        with Progress(f"chance for {names}", draws, "draws") as bar:
+            for shuffle in shuffles:
+                for name, each in by_pair(others, rows.shuffled(shuffle), widths, *defined).items():
+                    each_draw[name].append(as_array(each.matrix(shape)))
+                bar.advance()
+        values |= as_they_are
+        drawn |= {name: np.stack(arrays) for name, arrays in each_draw.items()}
+    return {m.name: replace(judged(m, values[m.name], drawn[m.name]), rows=fewer) for m in measures}
+
+
+def by_rows(
+    measures: Sequence[Measure],
+    statistic: Statistic,
+    sample: Sample,
+    widths: Widths,
+    values: dict[str, Array],
+    *,
+    every: bool,
+) -> dict[str, Interval]:
+    """From the rows themselves; for cosines of Gram matrices, or for every measure."""
+    p, q = (sum(widths) for widths in sample.widths)
+    cheap = sample.n * min(p * q, sample.n * (p + q)) <= CHEAP
+    wanted = [m for m in measures if every or (cheap and issubclass(m.reads, Alignment))]
+    # A measure that draws rows of its own would draw others for every group.
+    wanted = [m for m in wanted if not m.defaults.get("rows", sample.n) < sample.n]
+    count = sample.grams.groups
+    if not wanted or count < FEWEST_GROUPS:
+        return {}
+    of_grams = [m for m in wanted if issubclass(m.reads, Alignment)]
+    errors = {m.name: by_jackknife(as_array(m(sample.grams.left_out(m.reads)))) for m in of_grams}
+    finite = np.any([np.isfinite(values[m.name]) for m in wanted], axis=0)
+    defined = [finite.any(axis) for axis in (1, 0)]
+    errors |= _pair_by_pair([m for m in wanted if m.name not in errors], sample, widths, defined, count)
+    # The sample may hold fewer rows than the value rests on: an error shrinks with the root of the rows.
+    shrink = (sample.n / statistic.n) ** 0.5
+    return {m.name: around(m, values[m.name], errors[m.name], shrink) for m in wanted}
+
+
+def _pair_by_pair(
+    measures: Sequence[Measure], sample: Sample, widths: Widths, defined: Sequence[Array], count: int
+) -> dict[str, Error]:
+    """From halves and quarters of the rows; by the jackknife where these are too few rows, which is rather too wide."""
+
+    def evaluated(kept: Array, some: Sequence[Measure]) -> dict[str, Array]:
+        """For each measure its values (…, A, B) on the rows of the groups that are kept (…, groups)."""
+        parts: dict[str, list[Array]] = {m.name: [] for m in some}
+        flat, group = kept.reshape(-1, kept.shape[-1]), np.arange(sample.n) % kept.shape[-1]
+        with Progress(f"intervals for {', '.join(parts)}", len(flat), "parts of the rows") as bar:
+            for groups in flat:
+                part = sample.without(torch.from_numpy(np.flatnonzero(~groups[group])))
+                for name, each in by_pair(some, part, widths, defined[0], defined[1]).items():
+                    parts[name].append(as_array(each.matrix((len(part.xs), len(part.ys)))))
+                bar.advance()
+        stacked = {name: np.stack(values) for name, values in parts.items()}
+        return {name: values.reshape(*kept.shape[:-1], *values.shape[1:]) for name, values in stacked.items()}
+
+    if not measures:
+        return {}
+    errors: dict[str, tuple[Error, Array]] = {}
+    if sample.n >= HALVED * SMALLEST_GROUP:
+        halves, quarters = (evaluated(kept, measures) for kept in (halves_of_groups(), quarters_of_groups()))
+        errors = {m.name: by_halves(halves[m.name], quarters[m.name]) for m in measures}
+    doubtful = [m for m in measures if m.name not in errors or not errors[m.name][1].all()]
+    left = evaluated(~np.eye(count, dtype=bool), doubtful) if doubtful else {}
+    jackknifed = {name: by_jackknife(values) for name, values in left.items()}
+    sure = {name: error.where(holds, jackknifed.get(name, error)) for name, (error, holds) in errors.items()}
+    return jackknifed | sure

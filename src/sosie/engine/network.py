@@ -27,6 +27,7 @@ from ..capture import (
     count_inputs,
     cut,
     explain_types,
+    gives_several_rows,
     join,
     kept_attributes,
     model_arguments,
@@ -217,7 +218,7 @@ class Network:
                 "differ in length or size have no common features flattened. Use rows='mean', or for tokens 'cls' or "
                 "'last'"
             )
-        if self.rows == "positions":
+        if gives_several_rows(self.rows):
             whole = torch.full((chunk.count,), len(rows) // chunk.count)
             self._counts[label] = whole if mask is None or activation.ndim != 3 else (mask != 0).sum(1)
         if self._usual is not None:
@@ -319,7 +320,7 @@ class Network:
         return {site.label: rows_per_input(site, self.rows) for site in self._watched().sites}
 
     def counts(self) -> dict[str, Tensor]:
-        """Under "positions", how many rows each input of the last chunk gave, by site; else nothing."""
+        """Where an input gives several rows, how many each of the last chunk gave, by site; else nothing."""
         return self._counts
 
 
@@ -339,6 +340,10 @@ class SavedActivations:
 
     def identity(self) -> object:
         return id(self.saved), self._sites
+
+    @property
+    def count(self) -> int:
+        return self.saved.n
 
     def describe(self) -> str:
         return f"{self.name}: saved activations, {self.saved.n} inputs"
@@ -364,12 +369,6 @@ class SavedActivations:
 
     def tolerated(self) -> float:
         return TOLERATED[torch.float32]
-
-    def mixing(self, batch: Any) -> str | None:
-        return None  # cannot be known any more
-
-    def mixing_in_pass(self) -> str | None:
-        return None
 
     def per_input(self) -> dict[str, int]:
         return {site.label: rows_per_input(site, self.rows) for site in self._sites}
@@ -399,6 +398,11 @@ class SavedActivations:
 
 
 Source = Network | SavedActivations
+
+
+def meeting_place(device: torch.device) -> torch.device:
+    """Where what networks give is joined: the first one's device, if it can count in float64."""
+    return device if device.type in ("cpu", "cuda") else torch.device("cpu")
 
 
 def _form(rows: Tensor) -> tuple[int, str]:

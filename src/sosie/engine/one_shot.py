@@ -17,7 +17,7 @@ from ..process_state import products
 from ..results import Side
 from ..stats import Atoms, LinearMaps, OutputSums, Reader, Sample, TensorPair, linear_maps
 from .caveats import of_lost_directions, of_widths
-from .pairs import CONSTANT
+from .evaluate import CONSTANT
 
 SQUARES = 1e-140, 1e145  # between these are sums of squares whose own squares float64 holds with all digits
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,11 @@ from ..data.shifts import Shift, open_shifts
 from ..measures import MEASURES, Measure, chance_of, snap_to_bounds
 from ..process_state import products
 from ..progress import Progress
-from ..results import ARRAYS, Caveat, Comparison, Comparisons, Estimate, Side
+from ..results import ARRAYS, Caveat, Chance, Comparison, Comparisons, Estimate, Interval, Side
 from ..stats import Answers, MarkedPredictions, OutputSums, Predictions, Reader, moved, on_device
 from . import caveats
-from .collect import meeting_place
 from .distributed import SingleProcess, together
-from .network import OUTPUT, Network, for_each, is_array_file, number_duplicates, things_and_data
+from .network import OUTPUT, Network, for_each, is_array_file, meeting_place, number_duplicates, things_and_data
 from .one_shot import as_outputs
 from .plan import find_measures
 from .provenance import digest_of, provenance
@@ -55,14 +54,12 @@ def compare_outputs(
     *,
     labels: Any = None,
     kind: str = "auto",
-    shifts: str | Sequence[str] | None = None,
-    seed: int = 0,
+    shifts: str | Sequence[str] | Sequence[Shift] | None = None,
     prepare_a: Callable[[Any], Any] | None = None,
     prepare_b: Callable[[Any], Any] | None = None,
     inputs: Callable[[Any], Any] | None = None,
     device: str | torch.device | None = None,
     max_rows: int | None = None,
-    spread: bool = True,
 ) -> Comparison | Comparisons:
     """Compare what models answer to the same inputs: agreement, errors in common, divergence; in one pass.
 
@@ -79,9 +76,10 @@ def compare_outputs(
     `shifts`: what happens to the images, in [0, 1] before `prepare`: "clean", a corruption ("fog", "fog(severity=5)"),
     an attack ("pgd(epsilon=0.1)") or "gaussian" noise; "corruptions" and "attacks" name all. They are the sites, an
     attack being two, on A and on B; each is compared with each, on the same inputs. Attacks lead away from the labels,
-    or without any from what the attacked model answers. What is random comes from `seed`. `spread`: as in `compare`.
+    or without any from what the attacked model answers. `sosie.data.shifts.open_shifts("fog", seed=1)` draws what is
+    random anew.
     """
-    with together(spread) as ranks:
+    with together() as ranks:
         names: Sequence[str | None] = ()
         if isinstance(model_a, Mapping) and len(model_a) > 1:
             names, model_a = list(map(str, model_a)), list(model_a.values())
@@ -96,7 +94,7 @@ def compare_outputs(
         number_duplicates(sources)
         if shifts is not None and (saved := [s.name for s in sources if isinstance(s, SavedOutputs)]):
             raise TypeError(f"shifts need models to show changed inputs to, but {saved[0]} is saved predictions")
-        stimuli = Stimuli() if shifts is None else Stimuli(open_shifts(shifts), seed, inputs)
+        stimuli = Stimuli() if shifts is None else Stimuli(open_shifts(shifts), inputs)
         run = OutputPass(sources, kind, chosen, Labels(labels), stimuli, ranks)
         sums = run.run(data, max_rows)
 
@@ -130,14 +128,9 @@ class SavedOutputs:
     def describe(self) -> str:
         return f"{self.name}: saved outputs, {len(self.saved)} inputs"
 
-    def borrowed(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def mixing(self, batch: Any) -> str | None:
-        return None  # cannot be known any more
-
-    def mixing_in_pass(self) -> str | None:
-        return None
+    @property
+    def count(self) -> int:
+        return len(self.saved)
 
     def outputs(self, chunk: Chunk) -> Tensor:
         stop = chunk.start + chunk.count
@@ -210,7 +203,6 @@ class Stimuli:
     """No shifts: one site, "output". Shifts: a site for each, and two for an attack, on A and on B."""
 
     shifts: tuple[Shift, ...] = ()
-    seed: int = 0
     inputs: Callable[[Any], Any] | None = None
 
     @property
@@ -234,15 +226,16 @@ class Stimuli:
         if not self.shifts:
             return {(OUTPUT, None): chunk}
         images = self.images(chunk.batch)
-        how: dict[str, Any] = {"seed": self.seed, "index": torch.arange(chunk.start, chunk.start + chunk.count)}
+        index = torch.arange(chunk.start, chunk.start + chunk.count)
         shown: dict[Key, Chunk] = {}
         for shift in self.shifts:
             if shift.attack is None or not shift.is_against_a_model:
-                shown[shift.label, None] = replace(chunk, batch=shift.of_any_model(images, **how))
+                shown[shift.label, None] = replace(chunk, batch=shift.of_any_model(images, index=index))
                 continue
             for k, network in attacked.items():
                 here = images.to(network.home)
-                shown[shift.label, k] = replace(chunk, batch=shift.attack(logits(k, chunk), here, labels, **how))
+                changed = shift.attack(logits(k, chunk), here, labels, seed=shift.seed, index=index)
+                shown[shift.label, k] = replace(chunk, batch=changed)
         return shown
 
     def images(self, batch: Any) -> Any:
@@ -276,6 +269,7 @@ class OutputPass:
         ]
         self.twins = [identities.index(identity) for identity in identities]
         self.unique = {k: sources[k] for k in dict.fromkeys(self.twins)}
+        self.networks = {k: source for k, source in self.unique.items() if isinstance(source, Network)}
         self._readers = [Reader(source.name, kind) for source in sources]
         self._sides: dict[int, Side] = {}  # known once a chunk has been answered
         self._mixing: dict[int, str | None] = {}
@@ -289,10 +283,14 @@ class OutputPass:
         names = " and ".join(dict.fromkeys(source.name for source in self.sources))
         totals: dict[Pair, Grid] = {}
         with ExitStack() as stack:
-            stack.enter_context(borrowed([source.model for source in self.sources if isinstance(source, Network)]))
-            for source in self.unique.values():
-                stack.enter_context(source.borrowed())
-            stream = self._stream(data, max_rows)
+            stack.enter_context(borrowed([network.model for network in self.networks.values()]))
+            for network in self.networks.values():
+                stack.enter_context(network.borrowed())
+            stream = Stream.of(data, self.sources, max_rows)
+            if data is not None:
+                self.ranks.agree(lambda: self._about_parts(stream))
+                first = self.stimuli.images(stream.first)
+                self._mixing = {k: network.mixing(first) for k, network in self.networks.items()}
             share = 1 if data is None else self.ranks.share.of
             expected = None if stream.expected is None else -(-stream.expected // share)
             task = f"comparing the outputs of {names}"
@@ -304,33 +302,14 @@ class OutputPass:
                     _check_measures(self.measures, parts)
                 _add(totals, parts)
                 bar.advance(chunk.count)
-            unmixed = [k for k, note in self._mixing.items() if note is None]
-            self._mixing |= {k: self.unique[k].mixing_in_pass() for k in unmixed}
+            for k, network in self.networks.items():
+                self._mixing[k] = self._mixing[k] or network.mixing_in_pass()
         self.ranks.collect(on_device(totals, torch.device("cpu")), lambda theirs: _add(totals, theirs))
         return totals
 
-    def _stream(self, data: Any, max_rows: int | None) -> Stream:
-        if data is not None:
-            stream = Stream.reading(data, max_rows)
-            self.ranks.agree(lambda: self._about_parts(stream))
-            first = self.stimuli.images(stream.first)
-            self._mixing = {k: source.mixing(first) for k, source in self.unique.items()}
-            return stream
-        counts = {source.name: len(source.saved) for source in self.sources if isinstance(source, SavedOutputs)}
-        if any(isinstance(source, Network) for source in self.sources):
-            raise TypeError("comparing the outputs of models needs data: compare_outputs(model_a, model_b, data)")
-        if len(set(counts.values())) > 1:
-            text = ", ".join(f"{count} of {name}" for name, count in counts.items())
-            raise ValueError(f"need outputs of the same inputs, got {text}")
-        total = next(iter(counts.values()))
-        if not total:
-            raise ValueError("no outputs to compare: the predictions are empty")
-        return Stream(None, None, total, max_rows=max_rows)
-
     def _answer(self, chunk: Chunk, labels: Tensor | None) -> dict[Pair, Grid]:
         self._labelled = labels is not None
-        attacked = {k: source for k, source in self.unique.items() if isinstance(source, Network)}
-        shown = self.stimuli.of(chunk, attacked, self._logits, labels)
+        shown = self.stimuli.of(chunk, self.networks, self._logits, labels)
         answers: dict[tuple[int, Key], Answers] = {}
         for k, (key, stimulus) in itertools.product(self.unique, shown.items()):
             answers[k, key] = self._read(k, stimulus)
@@ -395,9 +374,10 @@ class OutputPass:
         return [note for note in notes if note is not None]
 
     def about_shifts(self) -> dict[str, str]:
-        if not self.stimuli.shifts:
+        shifts = self.stimuli.shifts
+        if not shifts:
             return {}
-        said = {"shifts": ", ".join(shift.label for shift in self.stimuli.shifts), "seed": str(self.stimuli.seed)}
+        said = {"shifts": ", ".join(shift.label for shift in shifts), "seed": str(shifts[0].seed)}
         if self.stimuli.need_labels:
             said["attacks"] = f"away from {'the labels' if self._labelled else 'what the attacked model answers'}"
         return said
@@ -407,7 +387,7 @@ class OutputPass:
         done = next(iter(next(iter(sums.values())).values())).n
         if max_rows is not None:
             return [f"max_rows={max_rows}, but the data had {done} inputs"] if done < max_rows else []
-        lengths = {source.name: len(source.saved) for source in self.sources if isinstance(source, SavedOutputs)}
+        lengths = {source.name: source.count for source in self.sources if isinstance(source, SavedOutputs)}
         if isinstance(self.labels.given, Tensor):
             lengths["labels"] = len(self.labels.given)
         for name, length in lengths.items():
@@ -491,7 +471,7 @@ def _over_sites(measure: Measure, grid: Grid, sides: tuple[Side, Side], notes: S
     if len(cells) == 1:
         return first
     own = {  # what is said of every cell is said once
-        Caveat(caveat.text) if caveat.text in notes else Caveat(caveat.text, *sites): None
+        caveat if caveat.text in notes else Caveat(caveat.text, *sites, caveat.undefined): None
         for sites, cell in cells.items()
         for caveat in cell.caveats
     }
@@ -513,24 +493,24 @@ def _estimate(measure: Measure, sums: OutputSums, notes: Sequence[str]) -> Estim
             value = np.array([[float(snap_to_bounds(measure.from_outputs(sums), measure))]])
     except ValueError as error:
         value = np.array([[np.nan]])
-        said.append(Caveat(f"undefined: {error}"))
+        said.append(Caveat(f"undefined: {error}", undefined=True))
     said += [*_ties(measure, sums), *caveats.of_bounds(measure, value)]
-    low, high = _interval(measure, sums, value)
-    chance = None if np.isnan(value).any() else chance_of(measure.base, sums)
-    by_chance = {} if chance is None else {"null": chance.mean, "null_spread": chance.spread, "p": chance.p}
+    by_chance = None
+    if not np.isnan(value).any() and (known := chance_of(measure.base, sums)) is not None:
+        spread, p = (None if x is None else np.array([[x]]) for x in (known.spread, known.p))
+        by_chance = Chance(np.array([[known.mean]]), spread, p)
     return Estimate.of(
         measure,
         value,
         n=sums.n,
         statistic=sums.describe(),
-        low=low,
-        high=high,
+        interval=_interval(measure, sums, value),
+        chance=by_chance,
         caveats=said,
-        **{name: np.array([[number]]) for name, number in by_chance.items() if number is not None},
     )
 
 
-def _interval(measure: Measure, sums: OutputSums, value: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
+def _interval(measure: Measure, sums: OutputSums, value: np.ndarray) -> Interval:
     """Delete-one-group jackknife; none where there are few groups, or one carries all that defines the value."""
     if np.isnan(value).any() or int(sums.groups.sum()) < FEWEST_GROUPS:
         return None, None

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from ..capture import Chunk
+from ..capture import Chunk, gives_several_rows
 from ..files import DamagedFile, check_schema
 from ..measures import find
 from ..process_state import products
-from ..results import SIDE, Caveat, Comparison, Estimate, Side, side_from_json
+from ..results import SIDE, Caveat, Comparison, Estimate, Side
 from ..stats import Sample, Statistic, load_statistics, moved, on_device, save_statistics
 from . import caveats
 from .evaluate import evaluate
@@ -24,6 +24,7 @@ from .plan import Kind
 from .provenance import STRETCH, InputDigests
 
 EVERY = 60.0  # seconds between two saves
+AS_THEY_ARE = ("kinds", "rows_rule", "inputs", "rows", "notes", "made_with")  # in files
 
 SCHEMA = {
     "side_a": SIDE,
@@ -107,7 +108,7 @@ class Partial:
         if difference:
             raise ValueError(f"these statistics are not of the same comparison: {difference}")
         if self.made_with.get("data") and self.made_with["data"] == other.made_with.get("data"):
-            raise ValueError("these statistics begin with the same input: one part twice? (parts need their first_row)")
+            raise ValueError("these statistics begin with the same input: one part twice? (see sosie.data.DataPart)")
         return replace(
             self,
             statistics={
@@ -163,7 +164,7 @@ class Partial:
                     draws=self.draws,
                     seed=self.seed,
                     interval=self.interval,
-                    independent=self.rows_rule != "positions" or self.rows <= self.inputs,
+                    independent=not gives_several_rows(self.rows_rule) or self.rows <= self.inputs,
                 )
         values = {
             name: replace(estimates[name], caveats=(*estimates[name].caveats, *self._caveats(name)))
@@ -192,16 +193,11 @@ class Partial:
             path,
             side_a=asdict(self.side_a),
             side_b=asdict(self.side_b),
-            kinds=self.kinds,
-            rows_rule=self.rows_rule,
-            inputs=self.inputs,
-            rows=self.rows,
-            notes=self.notes,
-            made_with=self.made_with,
             doubt={"draws": self.draws, "seed": self.seed, "interval": self.interval},
             mixing=self.mixing,
             first_rows=self.first_rows,
             seen=None if self.seen is None else {stretch: f"{total:x}" for stretch, total in self.seen.items()},
+            **{name: getattr(self, name) for name in AS_THEY_ARE},
         )
 
     @classmethod
@@ -211,13 +207,13 @@ class Partial:
         try:
             seen = about.get("seen")
             return cls(
-                side_a=side_from_json(about["side_a"]),
-                side_b=side_from_json(about["side_b"]),
+                side_a=Side.from_json(about["side_a"]),
+                side_b=Side.from_json(about["side_b"]),
                 statistics=statistics,  # type: ignore[arg-type]
                 mixing=tuple(about.get("mixing", ())),
                 first_rows=about.get("first_rows", ()),
                 seen=None if seen is None else {int(stretch): int(total, 16) for stretch, total in seen.items()},
-                **{name: about[name] for name in ("kinds", "rows_rule", "inputs", "rows", "notes", "made_with")},
+                **{name: about[name] for name in AS_THEY_ARE},
                 **about["doubt"],
             )
         except ValueError as error:

@@ -66,7 +66,6 @@ class Request:
     exact: bool = False
     block: int = BLOCK
     seed: int = 0
-    first_row: int = 0
     draws: int = 0
     interval: bool = False
 

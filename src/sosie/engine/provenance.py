@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .. import __version__
 from ..capture.batches import DECODER_MASK, MASK, is_parts
+from ..data import DataPart
 from ..stats import row_hash
 
 
@@ -28,6 +29,7 @@ def provenance(**about: Any) -> dict[str, Any]:
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     for key, value in about.items():
+        value = value.data if isinstance(value, DataPart) else value
         if value is not None:
             facts[key] = _describe(value) if key in ("data", "test") else value
     return facts

@@ -12,7 +12,7 @@ from torch import nn
 
 from ..capture import ALL, Batches, Chunk, NoData, Rule, Share, count_inputs, cut, recut, unwrap
 from ..checks import whole_number
-from ..data import open_data
+from ..data import DataPart, open_data
 from ..models import NamedModel
 from ..results import Side
 from .network import Network, SavedActivations, Source
@@ -35,31 +35,35 @@ class Stream:
     total: int | None  # inputs, where that is known before they are read
     batches: Batches | None = None
     max_rows: int | None = None
+    first_row: int = 0  # the index of the first input in the whole data, where these are a part
 
     def __post_init__(self) -> None:
         if self.max_rows is not None:
             whole_number(self.max_rows, "max_rows", least=1)
 
     @classmethod
-    def of(cls, data: Any, sources: Sequence[Source], max_rows: int | None = None) -> Stream:
-        """The data, or without any the inputs of saved activations, which must be as many on all sides."""
-        if data is not None:
+    def of(cls, data: Any, sources: Sequence[Any], max_rows: int | None = None) -> Stream:
+        """The data, or without any the inputs of what was saved, which must be as many on all sides."""
+        if not (data is None or (isinstance(data, DataPart) and data.data is None)):
             return cls.reading(data, max_rows)
-        counts = {source.name: source.saved.n for source in sources if isinstance(source, SavedActivations)}
         if any(isinstance(source, Network) for source in sources):
-            raise TypeError("comparing models needs data: compare(model_a, model_b, data)")
+            raise TypeError("comparing models needs data, the third argument: (model_a, model_b, data)")
+        counts = {source.name: source.count for source in sources}
         if len(set(counts.values())) > 1:
             raise ValueError(f"need paired rows, got {', '.join(f'{n} in {name}' for name, n in counts.items())}")
-        return cls(None, None, next(iter(counts.values())), max_rows=max_rows)
+        if not (total := next(iter(counts.values()))):
+            raise NoData("there is nothing to compare: no inputs were saved")
+        return cls(None, None, total, max_rows=max_rows, first_row=0 if data is None else data.first_row)
 
     @classmethod
     def reading(cls, data: Any, max_rows: int | None = None) -> Stream:
+        data, first_row = (data.data, data.first_row) if isinstance(data, DataPart) else (data, 0)
         batches = Batches(open_data(data) if isinstance(data, str) else data)
         rest = iter(batches)
         first = next(rest, None)
         if first is None:
             raise NoData("the data yielded no inputs")
-        return cls(first, rest, batches.total, batches, max_rows)
+        return cls(first, rest, batches.total, batches, max_rows, first_row)
 
     @property
     def expected(self) -> int | None:
@@ -178,7 +182,7 @@ def rows_per_input(sources: Sequence[Source]) -> int:
 
 
 def check_positions(sources: Sequence[Source]) -> None:
-    """Under "positions", raise unless every input of the last chunk gave the same tokens at every site."""
+    """Where an input gives several rows, raise unless those of the last chunk gave the same tokens at every site."""
     each = [(f"{source.name}: {site}", counts) for source in sources for site, counts in source.counts().items()]
     for site, counts in each[1:]:
         first, expected = each[0]

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import time
-import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +10,8 @@ from torch import Tensor
 
 from ..linalg import Invariants, permuted_moments
 from ..measures import Measure
-from ..progress import Progress
-from ..results import LEVEL
-from ..stats import SMALLEST_GROUP, Alignment, DebiasedAlignment, Grams, Moments, Sample, Shuffle, Statistic
-from .pairs import Widths, by_pair
+from ..results import LEVEL, Chance, Interval
+from ..stats import Alignment, DebiasedAlignment, Grams, Moments, Sample, Statistic
 
 Array = np.ndarray
 
@@ -31,22 +25,6 @@ def as_array(value: Tensor) -> Array:
 TIE = 1e-9  # how near a shuffled value counts as equal
 TIE_IN_FLOAT32 = 1e-5
 FEWEST_DRAWS = round(1 / LEVEL) - 1  # below it p is above the level, whatever the value
-LONG = 120.0  # seconds of drawing that are announced
-
-
-@dataclass(frozen=True)
-class Chance:
-    """Mean and spread of shuffled values, and how often they come as close as the value itself."""
-
-    null: Array
-    spread: Array | None
-    p: Array | None = None
-    p_search: Array | None = None
-    rows: int | None = None  # rows the draws rest on, where they are fewer than those of the value
-
-    def fields(self) -> dict[str, Any]:
-        """As `Estimate` has them."""
-        return {"null": self.null, "null_spread": self.spread, "p": self.p, "p_search": self.p_search}
 
 
 def by_formula(measure: Measure, statistic: Statistic) -> Chance | None:
@@ -87,63 +65,6 @@ def _invariants(statistic: Moments | Sample, biased: Alignment) -> tuple[Invaria
         Invariants(trace_x, biased.xx, diagonal(biased.xx - unbiased.xx, trace_x)),
         Invariants(trace_y, biased.yy, diagonal(biased.yy - unbiased.yy, trace_y)),
     )
-
-
-def by_draws(
-    measures: Sequence[Measure],
-    statistic: Statistic,
-    sample: Sample | None,
-    widths: Widths,
-    defined: tuple[Array, Array],
-    *,
-    draws: int,
-    seed: int,
-) -> dict[str, Chance]:
-    """For each measure that depends on the pairing: from shuffles within blocks, or of sampled rows."""
-    measures = [m for m in measures if m.paired]
-    if isinstance(statistic, Grams):
-        return {
-            measure.name: judged(
-                measure,
-                as_array(measure(statistic.alignment(measure.reads))),
-                as_array(measure(statistic.alignment(measure.reads, shuffled=True))),
-                TIE_IN_FLOAT32,
-            )
-            for measure in measures
-        }
-    rows = sample if sample is not None else statistic if isinstance(statistic, Sample) else None
-    if rows is None:
-        return {}
-    fewer = rows.n if rows.n < statistic.n else None
-    shuffles = [Shuffle.draw(rows.n, seed, number, rows.xs[0].device) for number in range(draws)]
-    values: dict[str, Array] = {}
-    drawn: dict[str, Array] = {}
-    for measure in measures:
-        if issubclass(measure.reads, Alignment):
-            values[measure.name] = as_array(measure(rows.alignment(measure.reads)))
-            drawn[measure.name] = as_array(measure(rows.shuffled_alignment(measure.reads, shuffles)))
-    if others := [m for m in measures if m.name not in values]:
-        shape, names = (len(rows.xs), len(rows.ys)), ", ".join(m.name for m in others)
-        start = time.monotonic()
-        as_they_are = {
-            name: as_array(each.matrix(shape)) for name, each in by_pair(others, rows, widths, *defined).items()
-        }
-        # The first time takes longer than each draw, so this is a bound.
-        if (seconds := (time.monotonic() - start) * draws) > LONG:
-            warnings.warn(
-                f"{draws} draws of {names} may take up to {seconds / 60:.0f} minutes: fewer draws or sites, or "
-                "rows='mean', take less",
-                stacklevel=2,
-            )
-        each_draw: dict[str, list[Array]] = {name: [] for name in as_they_are}
-        with Progress(f"chance for {names}", draws, "draws") as bar:
-            for shuffle in shuffles:
-                for name, each in by_pair(others, rows.shuffled(shuffle), widths, *defined).items():
-                    each_draw[name].append(as_array(each.matrix(shape)))
-                bar.advance()
-        values |= as_they_are
-        drawn |= {name: np.stack(arrays) for name, arrays in each_draw.items()}
-    return {m.name: replace(judged(m, values[m.name], drawn[m.name]), rows=fewer) for m in measures}
 
 
 def judged(measure: Measure, value: Array, drawn: Array, tie: float = TIE) -> Chance:
@@ -304,10 +225,9 @@ def _odd(u: int) -> Array:
 
 FEWEST_GROUPS = 8  # groups of rows below which a jackknife interval says too little
 CONFIDENCE = 0.95
-CHEAP = 10**11  # multiply-adds that intervals are worth unless they are asked for
 
 
-def by_blocks(measure: Measure, statistic: Grams, value: Array) -> tuple[Array | None, Array | None]:
+def by_blocks(measure: Measure, statistic: Grams, value: Array) -> Interval:
     """From the sums over blocks, which are at hand."""
     groups = statistic.groups
     if int(groups.sum()) < FEWEST_GROUPS:
@@ -334,70 +254,6 @@ def from_all_rows(measure: Measure, statistic: Statistic) -> Array | None:
     single = count * changes - (count - 1) * left[groups]  # pseudo-values, which are 0 on average
     size = (single.square().sum(0) * (1 - 1 / statistic.blocks)).sqrt() / count
     return as_array(size) * student(count, CONFIDENCE)
-
-
-def by_rows(
-    measures: Sequence[Measure],
-    statistic: Statistic,
-    sample: Sample,
-    widths: Widths,
-    values: dict[str, Array],
-    *,
-    every: bool,
-) -> dict[str, tuple[Array | None, Array | None]]:
-    """From the rows themselves; for cosines of Gram matrices, or for every measure."""
-    cheap = work(sample) <= CHEAP
-    wanted = [m for m in measures if every or (cheap and issubclass(m.reads, Alignment))]
-    # A measure that draws rows of its own would draw others for every group.
-    wanted = [m for m in wanted if not m.defaults.get("rows", sample.n) < sample.n]
-    count = sample.grams.groups
-    if not wanted or count < FEWEST_GROUPS:
-        return {}
-    of_grams = [m for m in wanted if issubclass(m.reads, Alignment)]
-    errors = {m.name: by_jackknife(as_array(m(sample.grams.left_out(m.reads)))) for m in of_grams}
-    finite = np.any([np.isfinite(values[m.name]) for m in wanted], axis=0)
-    defined = [finite.any(axis) for axis in (1, 0)]
-    errors |= _pair_by_pair([m for m in wanted if m.name not in errors], sample, widths, defined, count)
-    # The sample may hold fewer rows than the value rests on: an error shrinks with the root of the rows.
-    shrink = (sample.n / statistic.n) ** 0.5
-    return {m.name: around(m, values[m.name], errors[m.name], shrink) for m in wanted}
-
-
-def _pair_by_pair(
-    measures: Sequence[Measure], sample: Sample, widths: Widths, defined: Sequence[Array], count: int
-) -> dict[str, Error]:
-    """From halves and quarters of the rows; by the jackknife where these are too few rows, which is rather too wide."""
-
-    def evaluated(kept: Array, some: Sequence[Measure]) -> dict[str, Array]:
-        """For each measure its values (…, A, B) on the rows of the groups that are kept (…, groups)."""
-        parts: dict[str, list[Array]] = {m.name: [] for m in some}
-        flat, group = kept.reshape(-1, kept.shape[-1]), np.arange(sample.n) % kept.shape[-1]
-        with Progress(f"intervals for {', '.join(parts)}", len(flat), "parts of the rows") as bar:
-            for groups in flat:
-                part = sample.without(torch.from_numpy(np.flatnonzero(~groups[group])))
-                for name, each in by_pair(some, part, widths, defined[0], defined[1]).items():
-                    parts[name].append(as_array(each.matrix((len(part.xs), len(part.ys)))))
-                bar.advance()
-        stacked = {name: np.stack(values) for name, values in parts.items()}
-        return {name: values.reshape(*kept.shape[:-1], *values.shape[1:]) for name, values in stacked.items()}
-
-    if not measures:
-        return {}
-    errors: dict[str, tuple[Error, Array]] = {}
-    if sample.n >= HALVED * SMALLEST_GROUP:
-        halves, quarters = (evaluated(kept, measures) for kept in (halves_of_groups(), quarters_of_groups()))
-        errors = {m.name: by_halves(halves[m.name], quarters[m.name]) for m in measures}
-    doubtful = [m for m in measures if m.name not in errors or not errors[m.name][1].all()]
-    left = evaluated(~np.eye(count, dtype=bool), doubtful) if doubtful else {}
-    jackknifed = {name: by_jackknife(values) for name, values in left.items()}
-    sure = {name: error.where(holds, jackknifed.get(name, error)) for name, (error, holds) in errors.items()}
-    return jackknifed | sure
-
-
-def work(sample: Sample) -> int:
-    """Multiply-adds that intervals of cosines of Gram matrices take."""
-    p, q = (sum(widths) for widths in sample.widths)
-    return sample.n * min(p * q, sample.n * (p + q))
 
 
 def around(measure: Measure, value: Array, error: Error, shrink: float = 1.0) -> tuple[Array, Array]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..capture import Rule, as_found
 from ..checks import whole_number
 from ..engine.caveats import of_left_out
-from ..engine.pairs import CONSTANT, by_pair
+from ..engine.evaluate import CONSTANT, by_pair
 from ..engine.plan import parse_size
 from ..engine.provenance import provenance
 from ..files import DamagedFile
@@ -286,7 +286,7 @@ def _at_sites(measure: Measure, a: Run, b: Run, sites: Sequence[str], budget: in
             raise
         except (ValueError, ImportError, torch.linalg.LinAlgError) as error:
             refused.append(error)
-            caveats.append(Caveat(f"undefined: {error}", site))
+            caveats.append(Caveat(f"undefined: {error}", site, undefined=True))
             continue
         values[k] = snap_to_bounds(value, measure).numpy()
         caveats += doubts

@@ -126,6 +126,7 @@ def deconfounded_cka(rows: PairedRows, positive: bool = True) -> Tensor:
     differentiable=False,
     paper="szekely2007, szekely2013",
     cost="n² (p + q)",
+    few_rows="biased",
     chance="above 0, towards 1 as p grows past n; unbiased: 0",
 )
 def distance_correlation(rows: PairedRows, unbiased: bool = False) -> Tensor:

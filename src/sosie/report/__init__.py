@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from .answers import print_answer
-    from .dynamics import print_dynamics
-    from .leaderboard import print_leaderboard
-    from .lists import print_costs, print_measures, print_numbers, print_sites, print_table
-    from .page import write_report
-    from .plots import plot_curves, plot_heatmap, write_plots
-    from .text import print_comparison
+from ..files import write_atomically
+from ..results import Answer, Comparison, Comparisons, Dynamics, Leaderboard
+from . import answers, benchmark, comparison, dynamics
+from .answers import print_answer
+from .benchmark import print_costs, print_leaderboard
+from .comparison import print_comparison
+from .dynamics import print_dynamics
+from .plots import plot_curves, plot_heatmap, write_plots
+from .terminal import print_measures, print_numbers, print_sites, print_table
 
-_NAMES = {
-    "answers": ["print_answer"],
-    "dynamics": ["print_dynamics"],
-    "leaderboard": ["print_leaderboard"],
-    "lists": ["print_costs", "print_measures", "print_numbers", "print_sites", "print_table"],
-    "page": ["write_report"],
-    "plots": ["plot_curves", "plot_heatmap", "write_plots"],
-    "text": ["print_comparison"],
+_PAGES: dict[type, Callable[[Any], str]] = {
+    Comparison: comparison.render,
+    Comparisons: comparison.render,
+    Dynamics: dynamics.render,
+    Leaderboard: benchmark.render,
+    Answer: answers.render,
 }
-_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
-    """Import jinja2, rich or matplotlib only when something that needs them is used."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOME[name]}", __name__), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOME)
+def write_report(
+    result: Comparison | Comparisons | Dynamics | Leaderboard | Answer, path: str | os.PathLike[str]
+) -> Path:
+    """Write one self-contained HTML file about a comparison, all pairs of models, dynamics, or an answer of a zoo."""
+    render = next((render for kind, render in _PAGES.items() if isinstance(result, kind)), None)
+    if render is None:
+        known = ", ".join(kind.__name__ for kind in _PAGES)
+        raise TypeError(f"write_report shows a result ({known}), not a {type(result).__name__}")
+    return write_atomically(path, render(result))

@@ -7,9 +7,8 @@ from typing import Any
 from rich.console import Console
 
 from ..results import Answer, Map, cell, counted
-from .lists import print_table
 from .page import render_page
-from .terminal import print_text
+from .terminal import print_table, print_text
 from .words import in_a_sentence, visible
 
 MOST_PRINTED = 60

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
-from ..results import Closer, Estimate
+from ..results import Estimate
 
-STEPS = 33  # stops handed to page and plots; linear in between
 ROUNDING = 1e-6  # of the scale: what float32 does to a value
 _NEARLY_ZERO = -0.05  # an unbiased estimate of nothing scatters around 0; that does not count as negative
 
-# Lightness, chroma and hue (OKLCH) from unlike to alike: ink blue, teal, green, gold. Lightness only rises,
-# so the order survives a grey print and colour blindness.
-_STOPS = np.array(
-    [
-        [0.27, 0.085, 290.0],
-        [0.43, 0.095, 258.0],
-        [0.59, 0.095, 208.0],
-        [0.75, 0.125, 158.0],
-        [0.905, 0.155, 100.0],
-    ]
-)
+# From unlike to alike: ink blue, teal, green, gold, at equal distances from each other in OKLab (Ottosson 2020) along
+# the path through lightness, chroma, hue (0.27, 0.085, 290), (0.43, 0.095, 258), (0.59, 0.095, 208), (0.75, 0.125,
+# 158) and (0.905, 0.155, 100). Lightness only rises, so the order survives a grey print and colour blindness.
+RAMP = [
+    "#271c4c", "#292354", "#2b2a5c", "#2c3164", "#2d386c", "#2d3f74", "#2d477b", "#2d4e82", "#2a5687",
+    "#255e8c", "#216690", "#1c6e93", "#187696", "#177e98", "#18869a", "#1c8e9b", "#1a969c", "#1b9d9d",
+    "#21a59c", "#2bac9b", "#37b399", "#44ba97", "#52c093", "#61c68f", "#71cb89", "#82d082", "#93d47c",
+    "#a4d775", "#b5da6e", "#c6dc67", "#d7df61", "#e7e05c", "#f8e259",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,13 +35,18 @@ class Scale:
 def full_scale(values: Estimate) -> Scale:
     """The scale a measure's bounds give, whatever the data, so that two pages can be laid side by side."""
     finite = _finite(values.value)
+    known = finite if values.same is None else [values.same, *finite]
     low, high = values.bounds
     if values.closer == "up":
-        alike = _first(high, max([*_known(values.same), *finite], default=1.0))
-        far = _far_below(low, alike, min(finite, default=0.0))
+        alike, least = max(known, default=1.0) if high is None else high, min(finite, default=0.0)
+        # Zero is where similarity ends; only a real negative value opens the rest of a scale that has one.
+        if low is not None and (low >= 0 or least < _NEARLY_ZERO):
+            far = low
+        else:
+            far = 0.0 if alike > 0 else least
     else:
-        alike = _first(low, min([*_known(values.same), *finite], default=0.0))
-        far = _first(high, _round_up(max(finite, default=alike + 1.0)))
+        alike = min(known, default=0.0) if low is None else low
+        far = _round_up(max(finite, default=alike + 1.0)) if high is None else high
     if abs(far - alike) <= ROUNDING * abs(alike):
         far = alike - (abs(alike) or 1.0) if values.closer == "up" else alike + (abs(alike) or 1.0)
     # A value that rounding alone puts past the end of the scale does not count as clipped.
@@ -58,40 +59,12 @@ def data_scale(values: Estimate) -> Scale:
     finite, full = _finite(values.value), full_scale(values)
     if not finite or max(finite) - min(finite) <= ROUNDING * max(abs(full.alike - full.far), *map(abs, finite)):
         return full
-    return _directed(min(finite), max(finite), values.closer)
-
-
-@cache
-def ramp() -> tuple[str, ...]:
-    """Colours from unlike to alike as #rrggbb, at equal distances from each other in OKLab."""
-    path = _path(np.linspace(0, 1, 2001))
-    travelled = np.concatenate([[0.0], np.cumsum(np.linalg.norm(np.diff(path, axis=0), axis=1))])
-    even = np.linspace(0, travelled[-1], STEPS)
-    lab = np.stack([np.interp(even, travelled, path[:, k]) for k in range(3)], axis=1)
-    return tuple("#" + "".join(f"{round(255 * c):02x}" for c in rgb) for rgb in _to_srgb(lab))
-
-
-def _known(value: float | None) -> list[float]:
-    return [] if value is None else [value]
+    low, high = min(finite), max(finite)
+    return Scale(low, high) if values.closer == "up" else Scale(high, low)
 
 
 def _finite(array: np.ndarray) -> list[float]:
     return [float(v) for v in array[np.isfinite(array)]]
-
-
-def _first(bound: float | None, otherwise: float) -> float:
-    return otherwise if bound is None else bound
-
-
-def _far_below(low: float | None, alike: float, least: float) -> float:
-    """Zero is where similarity ends; only a real negative value opens the rest of a scale that has one."""
-    if low is not None and (low >= 0 or least < _NEARLY_ZERO):
-        return low
-    return 0.0 if alike > 0 else least
-
-
-def _directed(low: float, high: float, closer: Closer) -> Scale:
-    return Scale(low, high) if closer == "up" else Scale(high, low)
 
 
 def _round_up(value: float) -> float:
@@ -100,32 +73,3 @@ def _round_up(value: float) -> float:
         return value
     unit = 10.0 ** math.floor(math.log10(value)) / 2
     return math.ceil(value / unit - 1e-9) * unit
-
-
-def _path(t: np.ndarray) -> np.ndarray:
-    """The stops joined by straight lines in OKLCH, as OKLab."""
-    at = np.linspace(0, 1, len(_STOPS))
-    light, chroma, hue = (np.interp(t, at, _STOPS[:, k]) for k in range(3))
-    turn = np.deg2rad(hue)
-    return np.stack([light, chroma * np.cos(turn), chroma * np.sin(turn)], axis=1)
-
-
-def _to_srgb(lab: np.ndarray) -> np.ndarray:
-    """OKLab to sRGB in [0, 1] (Ottosson 2020)."""
-    to_lms = np.array(
-        [
-            [1.0, 0.3963377774, 0.2158037573],
-            [1.0, -0.1055613458, -0.0638541728],
-            [1.0, -0.0894841775, -1.2914855480],
-        ]
-    )
-    to_rgb = np.array(
-        [
-            [4.0767416621, -3.3077115913, 0.2309699292],
-            [-1.2684380046, 2.6097574011, -0.3413193965],
-            [-0.0041960863, -0.7034186147, 1.7076147010],
-        ]
-    )
-    linear = (lab @ to_lms.T) ** 3 @ to_rgb.T
-    linear = np.clip(linear, 0, 1)  # colours a screen cannot show move to the nearest it can
-    return np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)

@@ -10,10 +10,10 @@ import numpy as np
 from rich.console import Console
 
 from ..results import THRESHOLDS, Dynamics, number
-from .colour import data_scale, full_scale, ramp
-from .page import packed, render_page
+from .colour import RAMP, data_scale
+from .page import packed, reading, render_page
 from .terminal import print_bullets, print_columns, print_text, shown_rows
-from .words import direction, extent, flat, in_a_sentence, listed, note_on_weights, visible
+from .words import extent, flat, in_a_sentence, listed, note_on_weights, visible
 
 _SCRIPTS = ("scale", "chance", "table", "dynamics_curves", "dynamics_maps", "dynamics_page")
 BARS, PLAIN_BARS = "▁▂▃▄▅▆▇█", ".:-=+*%#"
@@ -137,7 +137,7 @@ def render(dynamics: Dynamics) -> str:
 
 def _contents(dynamics: Dynamics) -> dict[str, Any]:
     return {
-        "ramp": list(ramp()),
+        "ramp": RAMP,
         "twoRuns": dynamics.two_runs,
         "byDepth": dynamics.by_depth,
         "what": visible(dynamics.what),
@@ -153,7 +153,6 @@ def _contents(dynamics: Dynamics) -> dict[str, Any]:
 
 def _measure(dynamics: Dynamics, name: str) -> dict[str, Any]:
     values = dynamics[name]
-    full, data = full_scale(values), data_scale(values)
     ends = data_scale(replace(values, value=dynamics.to_end(name)))
     place = {step: k for k, step in enumerate(dynamics.steps_a)}
     settled = [] if dynamics.two_runs else [dynamics.settled(t, name).values() for t in THRESHOLDS]
@@ -163,14 +162,10 @@ def _measure(dynamics: Dynamics, name: str) -> dict[str, Any]:
         "value": packed(values.value),
         "n": values.n,
         "statistic": visible(values.statistic),
-        "closer": values.closer,
-        "direction": direction(values.closer),
         "rule": "" if dynamics.two_runs else RULES[values.closer].removeprefix("Settled: "),
         "extent": extent(values.bounds),
         "same": values.same,
-        "full": [full.far, full.alike],
-        "clipped": full.clipped,
-        "data": [data.far, data.alike],
+        **reading(values),
         "ends": [ends.far, ends.alike],
         "settled": [[None if step is None else place[step] for step in steps] for steps in settled],
         "caveats": _caveats(dynamics, name),

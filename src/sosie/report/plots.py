@@ -11,9 +11,9 @@ import numpy as np
 
 from ..files import write_atomically
 from ..results import Closer, Comparison, Comparisons, Side, by_chance, summarise
-from .colour import data_scale, full_scale, ramp
-from .page import between_models
-from .words import direction, shared_measures, shorten, visible
+from .colour import RAMP, data_scale, full_scale
+from .comparison import between_models, shared_measures
+from .words import direction, shorten, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +43,7 @@ def plot_heatmap(
     values = comparison[measure]
     scale = data_scale(values) if stretch else full_scale(values)
     up = scale.far < scale.alike
-    colours = LinearSegmentedColormap.from_list("sosie", ramp() if up else ramp()[::-1])
+    colours = LinearSegmentedColormap.from_list("sosie", RAMP if up else RAMP[::-1])
     axes.patch.set(facecolor="#f2f1ee", hatch="////", edgecolor="#b9b7b0")  # seen where a value is undefined
     low, high = sorted((scale.far, scale.alike))
     image = axes.imshow(
@@ -126,11 +126,7 @@ def _begin(comparison: Comparison, measure: str | None, height: float) -> tuple[
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("plots need matplotlib: pip install 'sosie[plots]'") from error
-    if measure is None:
-        if len(comparison.values) != 1:
-            raise ValueError(f"name the measure: this comparison has {', '.join(comparison.values) or 'none'}")
-        measure = next(iter(comparison.values))
-    comparison[measure]  # a wrong name is refused before anything is drawn
+    measure = comparison.only(measure)
     figure = Figure(figsize=(7.5, height), layout="constrained")
     return figure, figure.add_subplot(), measure
 

@@ -6,21 +6,9 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from ..results import (
-    Closer,
-    Comparison,
-    Comparisons,
-    Side,
-    counted,
-    summarise,
-    transfer_sentence_of_all,
-    two_decimals,
-)
+from ..results import Closer
 
 LONGEST_NAME = 90  # in a sentence or a title; lists and tooltips show more
 
@@ -58,49 +46,6 @@ def in_a_sentence(name: str) -> str:
     return shorten(visible(name), LONGEST_NAME)
 
 
-def sentence(comparison: Comparison, measure: str) -> str:
-    """A sentence that sums up a measure, safe to show."""
-    return visible(summarise(_speakable(comparison), measure).sentence)
-
-
-def _speakable(comparison: Comparison) -> Comparison:
-    """The comparison with names that can stand in a sentence."""
-    sides = []
-    for side in (comparison.side_a, comparison.side_b):
-        sites = tuple(map(in_a_sentence, side.sites))
-        if len(set(sites)) < len(set(side.sites)):  # a name must still tell its layer from the others
-            sites = tuple(map(visible, side.sites))
-        sides.append(replace(side, name=in_a_sentence(side.name), sites=sites))
-    return replace(comparison, side_a=sides[0], side_b=sides[1])
-
-
-def sentence_of_all(comparisons: Comparisons, measure: str) -> str:
-    """A sentence on which two of several models are most alike, and which least."""
-    if comparisons.kind == "transfer":
-        return visible(transfer_sentence_of_all([_speakable(comparison) for comparison in comparisons], measure))
-    matrix = comparisons.matrix(measure)
-    pairs = [pair for pair in comparisons.pairs if np.isfinite(matrix[pair])]
-    if not pairs:
-        return f"{visible(measure)} is undefined for every pair of models."
-    up = comparisons.pairs[pairs[0]][measure].closer == "up"
-    ordered = sorted(pairs, key=lambda pair: matrix[pair], reverse=up)
-    first, last = (listed([comparisons.names[k] for k in pair]) for pair in (ordered[0], ordered[-1]))
-    best, worst = (two_decimals(matrix[pair]) for pair in (ordered[0], ordered[-1]))
-    mean = "shifts" if comparisons.kind == "shifts" else "layers at the same depth"
-    single = all(pair[measure].value.size == 1 for pair in comparisons)
-    over = "" if single else f", mean over {mean}"
-    if len(pairs) > 1 and math.isclose(matrix[ordered[0]], matrix[ordered[-1]], rel_tol=1e-6):
-        return f"By {visible(measure)}, all pairs are equally alike ({best}{over})."
-    text = f"By {visible(measure)}, {first} are the most alike ({best}{over})"
-    return f"{text}." if len(pairs) == 1 else f"{text}, {last} the least ({worst})."
-
-
-def shared_measures(comparisons: Comparisons) -> list[str]:
-    """The measures that every pair has."""
-    every = [comparison.values for comparison in comparisons]
-    return [name for name in (every[0] if every else ()) if all(name in values for values in every)]
-
-
 def note_on_weights(*records: dict[str, Any]) -> str:
     """A sentence that names the models with random weights, by the provenance of results; "" if there are none."""
     lines = dict.fromkeys(str(line) for record in records for line in record.get("models", ()))
@@ -131,36 +76,6 @@ def extent(bounds: tuple[float | None, float | None]) -> str:
 
 def size(shape: tuple[int, ...]) -> str:
     return " × ".join(map(str, shape)) if shape else "scalar"
-
-
-@dataclass(frozen=True)
-class CaveatGroup:
-    """Caveats with the same words; `where` holds (row, column), None standing for all of them."""
-
-    text: str
-    where: tuple[tuple[int | None, int | None], ...]
-    reach: str  # how many pairs of layers it concerns, in words
-    everywhere: bool
-
-
-def caveat_groups(comparison: Comparison, measure: str) -> list[CaveatGroup]:
-    """The caveats of a measure, each text once, in the order they were given."""
-    rows, columns = _places(comparison.side_a), _places(comparison.side_b)
-    grouped: dict[str, list[tuple[int | None, int | None]]] = {}
-    for caveat in comparison[measure].caveats:
-        places = grouped.setdefault(caveat.text, [])
-        for i in [None] if caveat.site_a is None else rows.get(caveat.site_a, []):
-            for j in [None] if caveat.site_b is None else columns.get(caveat.site_b, []):
-                places.append((i, j))
-    groups = []
-    for text, where in grouped.items():
-        mask = np.zeros(comparison[measure].value.shape, dtype=bool)
-        for i, j in where:
-            mask[slice(None) if i is None else i, slice(None) if j is None else j] = True
-        of = "layer" if comparison.kind == "transfer" else "pair"
-        reach = f"concerns all {of}s" if mask.all() else f"concerns {counted(int(mask.sum()), of)}"
-        groups.append(CaveatGroup(visible(text), tuple(dict.fromkeys(where)), reach, bool(mask.all())))
-    return groups
 
 
 def flat(record: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -194,10 +109,3 @@ def _plain(value: Any) -> str:
 def _acts(character: str) -> bool:
     """Controls, surrogates, line separators, and format characters other than those that join emoji."""
     return unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp", "Cf") and character not in "\u200c\u200d"
-
-
-def _places(side: Side) -> dict[str, list[int]]:
-    places: dict[str, list[int]] = {}
-    for k, site in enumerate(side.sites):
-        places.setdefault(site, []).append(k)
-    return places

@@ -2,39 +2,42 @@
 
 from .answers import Answer, Clusters, Duplicates, Family, Map, Neighbours, Recommendation
 from .benchmark import Cost, Costs, Entry, Leaderboard
-from .collection import Comparisons, LazyComparisons
 from .comparison import (
     ARRAYS,
     LEVEL,
-    Array,
+    SIDE,
+    TENSORS,
+    WHOLE,
     Caveat,
+    Chance,
     Closer,
     Comparison,
+    Comparisons,
     Estimate,
+    Interval,
+    LazyComparisons,
     Side,
+    at_layers,
     by_chance,
     correction,
     decisive_p,
     doubts,
+    layers,
+    same_depth,
     stars,
     written_p,
 )
 from .dynamics import THRESHOLDS, Dynamics, Order
-from .storage import SIDE, load, side_from_json
+from .storage import Array, Result, load
 from .summary import (
     MEAN_EMBEDDING,
-    TENSORS,
     TRANSFER,
-    WHOLE,
     Summary,
-    at_layers,
     headline,
     in_order,
     indices,
-    layers,
     least_first,
     over_sites,
-    same_depth,
     sites_least_first,
     summarise,
     transfer_sentence_of_all,

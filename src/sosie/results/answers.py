@@ -6,27 +6,24 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ..files import check_schema, write_json
-from .storage import VERSION, load_as
+from ..files import check_schema
+from .storage import Result
 from .tables import MOST_SHOWN, Rows, as_frame, cell, counted, html_table
 
 if TYPE_CHECKING:
     import pandas
 
 
-ANSWER = "sosie-answer"
 ROUNDING = 1e-6
-
-A = TypeVar("A", bound="Answer")
 
 
 @dataclass(frozen=True)
-class Answer(Rows):
+class Answer(Rows, Result):
     """Rows, a dict each; `asked` is the question and `notes` are what must be known to read them."""
 
+    format = "sosie-answer"
     question: ClassVar[str] = "answer"
     shown: ClassVar[tuple[str, ...]] = ()  # the columns of the table, of those that rows have
     cosines: ClassVar[tuple[str, ...]] = ()  # of the columns, those that rounding may have put past 1
@@ -51,16 +48,14 @@ class Answer(Rows):
         """The answer in words."""
         return counted(len(self.found), "row")
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write JSON that `sosie.load` reads back exactly."""
-        head = {"format": ANSWER, "version": VERSION, "question": self.question}
-        content = {**head, "asked": self.asked, "rows": self.found, "notes": self.notes}
-        return write_json(path, content, indent=1)
+    def as_json(self) -> dict[str, Any]:
+        return {"question": self.question, "asked": self.asked, "rows": self.found, "notes": self.notes}
 
     @classmethod
-    def load(cls: type[A], path: str | os.PathLike[str]) -> A:
-        """Read what `save` wrote."""
-        return load_as(cls, path)
+    def from_json(cls, content: dict[str, Any], path: str | os.PathLike[str]) -> Answer:
+        kinds = {kind.question: kind for kind in KINDS}
+        check_schema(path, content, {"question": tuple(kinds), "asked": {}, "rows": [{}], "notes": [str]})
+        return kinds[content["question"]](content["asked"], tuple(content["rows"]), tuple(content["notes"]))
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Columns that are not empty, and the cells of the first rows as text."""
@@ -216,11 +211,4 @@ class Recommendation(Answer):
         return f"Of {counted(self.models, 'model')} {first['name']} comes first by {by} ({first[by]:.4g}){more}."
 
 
-KINDS: dict[str, type[Answer]] = {
-    kind.question: kind for kind in (Neighbours, Map, Clusters, Duplicates, Family, Recommendation)
-}
-
-
-def answer_from_json(content: dict[str, Any], path: str | os.PathLike[str]) -> Answer:
-    check_schema(path, content, {"question": tuple(KINDS), "asked": {}, "rows": [{}], "notes": [str]})
-    return KINDS[content["question"]](content["asked"], tuple(content["rows"]), tuple(content["notes"]))
+KINDS: tuple[type[Answer], ...] = (Neighbours, Map, Clusters, Duplicates, Family, Recommendation)

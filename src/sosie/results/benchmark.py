@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..files import COUNT, check_schema, write_json
-from .storage import VERSION, load_as
+from ..files import COUNT, check_schema
+from .storage import Result
 
-LEADERBOARD = "sosie-leaderboard"
 BOARD = {
     "scale": {},
     "data": {},
@@ -79,9 +77,10 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Leaderboard:
+class Leaderboard(Result):
     """Measures, best first: by the mean over kinds of pairs of Spearman's ρ with agreement over all conditions."""
 
+    format = "sosie-leaderboard"
     scale: dict[str, Any]
     data: dict[str, Any]
     pairs: dict[str, int]  # kind -> how many
@@ -133,20 +132,14 @@ class Leaderboard:
             for rank, entry in enumerate(self.entries, 1)
         ]
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write JSON that `sosie.load` reads back exactly."""
-        return write_json(path, {"format": LEADERBOARD, "version": VERSION, **asdict(self), "rows": self.rows()})
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "rows": self.rows()}
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Leaderboard:
-        """Read what `save` wrote."""
-        return load_as(cls, path)
-
-
-def leaderboard_from_json(content: dict[str, Any], path: str | os.PathLike[str]) -> Leaderboard:
-    check_schema(path, content, BOARD)
-    entries = tuple(Entry(**{**entry, "notes": tuple(entry["notes"])}) for entry in content["entries"])
-    return Leaderboard(entries=entries, **{name: content[name] for name in BOARD if name != "entries"})
+    def from_json(cls, content: dict[str, Any], path: str | os.PathLike[str]) -> Leaderboard:
+        check_schema(path, content, BOARD)
+        entries = tuple(Entry(**{**entry, "notes": tuple(entry["notes"])}) for entry in content["entries"])
+        return cls(entries=entries, **{name: content[name] for name in BOARD if name != "entries"})
 
 
 def _order(entry: Entry) -> tuple[float, float, str]:
@@ -161,7 +154,6 @@ def _mean(entry: Entry, side: str) -> float | None:
 
 # What measures cost: data that can be read again without a model
 
-COST = "sosie-cost"
 COSTS = {
     "models": [str],
     "device": str,
@@ -204,9 +196,10 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Costs:
+class Costs(Result):
     """A row for each measure and number of inputs."""
 
+    format = "sosie-cost"
     models: tuple[str, str]
     costs: tuple[Cost, ...]
     device: str
@@ -236,19 +229,13 @@ class Costs:
     def rows(self) -> list[dict[str, Any]]:
         return [{**asdict(cost), "flops": cost.flops, "unknown": list(cost.unknown)} for cost in self]
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write JSON that `sosie.load` reads back exactly."""
-        return write_json(path, {"format": COST, "version": VERSION, **asdict(self)})
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Costs:
-        """Read what `save` wrote."""
-        return load_as(cls, path)
-
-
-def costs_from_json(content: dict[str, Any], path: str | os.PathLike[str]) -> Costs:
-    check_schema(path, content, COSTS)
-    costs = tuple(Cost(**{**row, "unknown": tuple(row["unknown"])}) for row in content["costs"])
-    first, second = content["models"]
-    about = {name: content[name] for name in ("device", "memory", "rows_rule", "provenance")}
-    return Costs((first, second), costs, **about)
+    def from_json(cls, content: dict[str, Any], path: str | os.PathLike[str]) -> Costs:
+        check_schema(path, content, COSTS)
+        costs = tuple(Cost(**{**row, "unknown": tuple(row["unknown"])}) for row in content["costs"])
+        first, second = content["models"]
+        about = {name: content[name] for name in ("device", "memory", "rows_rule", "provenance")}
+        return cls((first, second), costs, **about)

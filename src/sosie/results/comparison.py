@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import numpy as np
 
+from ..files import COUNT, check_schema
+from .storage import Array, Result, array_of, nested
 from .tables import as_frame, number
 
 if TYPE_CHECKING:
@@ -19,7 +20,27 @@ if TYPE_CHECKING:
 
 Closer = Literal["up", "down"]
 Kind = Literal["representations", "outputs", "shifts", "weights", "sketches", "stitching", "transfer"]
-Array = np.ndarray[Any, np.dtype[np.float64]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+Pair = tuple[int, int]
+
+FARTHEST = 1e100  # the largest bound; larger ones cannot be squared
+SIDE = {"name": str, "sites": [str], "widths": [int], "shapes": [[int]], "dtypes?": [str], "left_out?": [[str]]}
+ESTIMATE = {  # arrays are checked as they are read
+    "n": COUNT,
+    "statistic": str,
+    "closer": get_args(Closer),
+    "bounds": [(float, None)],
+    "same": (float, None),
+    "caveats": [{"text": str, "site_a": (None, str), "site_b": (None, str), "undefined?": bool}],
+}
+COMPARISON = {
+    "side_a": SIDE,
+    "side_b": SIDE,
+    "rows_rule": str,
+    "provenance": {},
+    "values": {str: ESTIMATE},
+    "kind?": get_args(Kind),
+}
 
 
 @dataclass(frozen=True)
@@ -41,6 +62,18 @@ class Side:
         if self.dtypes and len(self.dtypes) != len(self.sites):
             raise ValueError(f"{self.name}: {len(self.sites)} sites, {len(self.dtypes)} dtypes")
 
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Side:
+        """A side from what `asdict` made of it, which fits the schema."""
+        return cls(
+            name=content["name"],
+            sites=tuple(content["sites"]),
+            widths=tuple(content["widths"]),
+            shapes=tuple(map(tuple, content["shapes"])),
+            dtypes=tuple(content.get("dtypes", ())),
+            left_out=tuple((site, why) for site, why in content.get("left_out", ())),
+        )
+
 
 @dataclass(frozen=True)
 class Caveat:
@@ -49,6 +82,7 @@ class Caveat:
     text: str
     site_a: str | None = None
     site_b: str | None = None
+    undefined: bool = False  # it is the reason why there is no value
 
     def concerns(self, site_a: str, site_b: str) -> bool:
         return self.site_a in (None, site_a) and self.site_b in (None, site_b)
@@ -63,6 +97,20 @@ class Facts(Protocol):
     def bounds(self) -> tuple[float | None, float | None]: ...
     @property
     def same(self) -> float | None: ...
+
+
+Interval = tuple[Array | None, Array | None]
+
+
+@dataclass(frozen=True)
+class Chance:
+    """What chance gives: mean and spread of shuffled values, and how often they come as close as the value itself."""
+
+    mean: Array
+    spread: Array | None
+    p: Array | None = None
+    p_search: Array | None = None
+    rows: int | None = None  # rows the draws rest on, where they are fewer than those of the value
 
 
 @dataclass(frozen=True)
@@ -92,16 +140,16 @@ class Estimate:
         *,
         n: int,
         statistic: str,
+        interval: Interval = (None, None),
+        chance: Chance | None = None,
+        block_error: Array | None = None,
         caveats: Iterable[Caveat] = (),
-        **beside: Array | None,
     ) -> Estimate:
-        """Values with the facts of their measure; what stands beside an undefined value is undefined too.
-
-        `beside`: the interval (`low`, `high`), what chance gives (`null`, `null_spread`, `p`, `p_search`) and
-        `block_error`, each of the values' shape, or None.
-        """
+        """Values with the facts of their measure; what stands beside an undefined value is undefined too."""
+        beside = {"low": interval[0], "high": interval[1], "block_error": block_error}
+        if chance is not None:
+            beside |= {"null": chance.mean, "null_spread": chance.spread, "p": chance.p, "p_search": chance.p_search}
         undefined = np.isnan(value)
-        arrays = {name: None if a is None else np.where(undefined, np.nan, a) for name, a in beside.items()}
         return cls(
             value=value,
             n=n,
@@ -110,8 +158,32 @@ class Estimate:
             bounds=facts.bounds,
             same=facts.same,
             caveats=tuple(caveats),
-            **arrays,
+            **{name: None if array is None else np.where(undefined, np.nan, array) for name, array in beside.items()},
         )
+
+    def as_json(self, arrays: Iterable[str] = ()) -> dict[str, Any]:
+        """With these of its arrays; all of them where none are named."""
+        content = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ARRAYS}
+        content["caveats"] = [asdict(caveat) for caveat in self.caveats]
+        return content | {name: None if (a := getattr(self, name)) is None else nested(a) for name in arrays or ARRAYS}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any], shape: tuple[int, ...]) -> Estimate:
+        """An estimate from content that fits the schema."""
+        arrays: dict[str, Any] = {name: array_of(content.get(name), shape) for name in ARRAYS}
+        if arrays["value"] is None:
+            raise ValueError("a measure without values")
+        for name in ("p", "p_search"):
+            if arrays[name] is not None and ((arrays[name] < 0) | (arrays[name] > 1)).any():
+                raise ValueError(f"{name} lies between 0 and 1")
+        low, high = content["bounds"]
+        if any(bound is not None and abs(bound) > FARTHEST for bound in (low, high)):
+            raise ValueError(f"no measure is bounded by {low} and {high}")
+        if low is not None and high is not None and not low < high:
+            raise ValueError(f"bounds go from {low} to {high}")
+        plain = {name: content[name] for name in ("n", "statistic", "closer", "same")}
+        caveats = (Caveat(c["text"], c["site_a"], c["site_b"], c.get("undefined", False)) for c in content["caveats"])
+        return cls(**arrays, **plain, bounds=(low, high), caveats=tuple(caveats))
 
     @property
     def score(self) -> Array | None:
@@ -122,21 +194,15 @@ class Estimate:
             return (self.value - self.null) / (self.same - self.null)
 
 
-ARRAYS = (
-    "value",
-    "low",
-    "high",
-    "null",
-    "null_spread",
-    "p",
-    "p_search",
-    "block_error",
-)  # of an estimate, all of one shape
+# Of an estimate, all of one shape
+ARRAYS = ("value", "low", "high", "null", "null_spread", "p", "p_search", "block_error")
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class Comparison(Result):
     """Every site of A against every site of B, for each measure."""
+
+    format = "sosie-comparison"
 
     side_a: Side
     side_b: Side
@@ -172,16 +238,17 @@ class Comparison:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise KeyError(f"no values for {measure!r}, only for {', '.join(self.values) or 'nothing'}{hint}")
 
-    def _only(self, measure: str | None) -> str:
-        if measure is not None:
-            return measure
-        if len(self.values) == 1:
-            return next(iter(self.values))
-        raise ValueError(f"name the measure: this comparison has {', '.join(self.values)}")
+    def only(self, measure: str | None) -> str:
+        """The name of a measure that has values; it may be None where there is only one."""
+        if measure is None and len(self.values) != 1:
+            raise ValueError(f"name the measure: this comparison has {', '.join(self.values) or 'none'}")
+        name = next(iter(self.values)) if measure is None else measure
+        self[name]  # a wrong name is refused
+        return name
 
     def matrix(self, measure: str | None = None) -> Array:
         """The values, (len(sites_a), len(sites_b)); the name may be left out when there is one measure."""
-        return self[self._only(measure)].value.copy()
+        return self[self.only(measure)].value.copy()
 
     def rows(self) -> list[dict[str, Any]]:
         """One dict for each measure and pair of sites."""
@@ -206,7 +273,7 @@ class Comparison:
 
     def best_match(self, measure: str | None = None) -> list[dict[str, Any]]:
         """The closest site of B for each site of A, by the measure's own direction."""
-        values = self[self._only(measure)]
+        values = self[self.only(measure)]
         matches = []
         for i, j in enumerate(closest(values)):
             site_b, value = (None, float("nan")) if j is None else (self.side_b.sites[j], float(values.value[i, j]))
@@ -222,7 +289,7 @@ class Comparison:
 
         Where p-values are known, also the share of pairs that are distinguishable from chance.
         """
-        from .summary import at_layers, summarise
+        from .summary import summarise
 
         scalars = {}
         for name in self.values:
@@ -242,11 +309,26 @@ class Comparison:
         else:
             raise TypeError(f"{type(writer).__name__} has neither add_scalar (TensorBoard) nor log (W&B)")
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write JSON that `sosie.load` reads back exactly."""
-        from .storage import save
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "side_a": asdict(self.side_a),
+            "side_b": asdict(self.side_b),
+            "rows_rule": self.rows_rule,
+            "provenance": self.provenance,
+            "values": {name: values.as_json() for name, values in self.values.items()},
+            "kind": self.kind,
+        }
 
-        return save(self, path)
+    @classmethod
+    def from_json(cls, content: dict[str, Any], path: str | os.PathLike[str]) -> Comparison | Comparisons:
+        if "pairs" in content:
+            return Comparisons.from_json(content, path)
+        check_schema(path, content, COMPARISON)
+        side_a, side_b = Side.from_json(content["side_a"]), Side.from_json(content["side_b"])
+        shape = (len(side_a.sites), len(side_b.sites))
+        values = {name: Estimate.from_json(each, shape) for name, each in content["values"].items()}
+        kind = content.get("kind") or _kind_of(content["rows_rule"], values, side_a)
+        return cls(side_a, side_b, values, content["rows_rule"], content["provenance"], kind)
 
     def __repr__(self) -> str:
         a, b = self.side_a, self.side_b
@@ -255,9 +337,22 @@ class Comparison:
         )
 
     def _repr_html_(self) -> str:
-        from .notebook import as_html
+        from .summary import as_html
 
         return as_html(self)
+
+
+def _kind_of(rule: str, values: dict[str, Estimate], side: Side) -> Kind:
+    """The kind of a comparison whose file does not name it, as files of the first versions do not."""
+    if {"mean_embedding", "kernel_norm"} <= set(values):
+        return "transfer"
+    if {"agreement_b", "cross_entropy"} <= set(values):
+        return "stitching"
+    if rule == "outputs":
+        return "shifts" if len(side.sites) > 1 else "outputs"
+    if rule in ("tensors", "entries of the input"):
+        return "weights"
+    return "sketches" if rule.endswith(" kernel") else "representations"
 
 
 def closest(values: Estimate) -> list[int | None]:
@@ -266,11 +361,158 @@ def closest(values: Estimate) -> list[int | None]:
     return [None if np.isnan(row).all() else int(np.nanargmax(row)) for row in score]
 
 
+# Which sites are layers: comparisons of weights have one beside them that stands for the whole model
+
+TENSORS = "tensors"  # the rule of comparisons of weights, tensor by tensor
+WHOLE = "all"  # their site that is not a layer: every parameter as one vector, or the mean over layers of atoms
+
+
+def layers(sites: Sequence[str], rule: str = TENSORS) -> list[int]:
+    """The indices of the sites that are layers; all of them if none is."""
+    numbers = [k for k, site in enumerate(sites) if rule != TENSORS or site != WHOLE]
+    return numbers or list(range(len(sites)))
+
+
+def layers_of(comparison: Comparison) -> tuple[list[int], list[int]]:
+    """The indices of the layers on both sides."""
+    a, b = (layers(side.sites, comparison.rows_rule) for side in (comparison.side_a, comparison.side_b))
+    return a, b
+
+
+def at_layers(comparison: Comparison, measure: str) -> Estimate:
+    """The estimate of a measure at layers alone."""
+    values, at = comparison[measure], np.ix_(*layers_of(comparison))
+    arrays = {name: getattr(values, name) for name in ARRAYS}
+    chosen: dict[str, Any] = {name: None if array is None else array[at] for name, array in arrays.items()}
+    return replace(values, **chosen)
+
+
+def same_depth(count_a: int, count_b: int) -> tuple[int, ...]:
+    """The index of B's site at the same relative depth, for each of A's sites."""
+    if count_a == 1:
+        return (count_b - 1,) if count_b else ()
+    return tuple(int(np.floor(i * (count_b - 1) / (count_a - 1) + 0.5)) for i in range(count_a))
+
+
+def mean(curve: Array) -> float | None:
+    """The mean of what is defined; None where nothing is."""
+    return None if np.isnan(curve).all() else float(np.nanmean(curve))
+
+
+# All pairs of several models
+
+
+class LazyComparisons(Mapping[Pair, Comparison]):
+    """Comparisons that are made when they are first read: many models have more pairs than anyone looks at."""
+
+    def __init__(
+        self,
+        pairs: Sequence[Pair],
+        make: Callable[[int, int], Comparison],
+        value: Callable[[int, int, str], Array] | None = None,
+        whole: Callable[[str], Array | None] | None = None,
+    ) -> None:
+        """`value` gives the values of a pair at layers, where that is cheaper than the whole comparison.
+
+        `whole` gives the model by model matrix of a measure at once, or None where it cannot.
+        """
+        self._made: dict[Pair, Comparison | None] = dict.fromkeys(pairs)
+        self._make, self._value, self._whole = make, value, whole
+
+    def __getitem__(self, pair: Pair) -> Comparison:
+        comparison = self._made[pair]
+        if comparison is None:
+            comparison = self._made[pair] = self._make(*pair)
+        return comparison
+
+    def value(self, pair: Pair, measure: str) -> Array:
+        """The values of a pair at layers alone."""
+        if self._made[pair] is None and self._value is not None:
+            return self._value(*pair, measure)
+        return at_layers(self[pair], measure).value
+
+    def whole(self, measure: str) -> Array | None:
+        """The model by model matrix, where it can be computed at once."""
+        return None if self._whole is None else self._whole(measure)
+
+    def __contains__(self, pair: object) -> bool:
+        return pair in self._made
+
+    def __iter__(self) -> Iterator[Pair]:
+        return iter(self._made)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+
+@dataclass(frozen=True, eq=False)
+class Comparisons(Result):
+    """A `Comparison` for each pair i < j of models: `found[0, 1]`, `found["a", "b"]`, or loop over it."""
+
+    format = Comparison.format
+    names: tuple[str, ...]
+    pairs: Mapping[Pair, Comparison]
+
+    @property
+    def kind(self) -> Kind:
+        """The kind that all pairs have in common."""
+        return next(iter(self)).kind if self.pairs else "representations"
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __iter__(self) -> Iterator[Comparison]:
+        return iter(self.pairs.values())
+
+    def __getitem__(self, key: tuple[int | str, int | str]) -> Comparison:
+        if not isinstance(key, tuple) or len(key) != 2:
+            raise KeyError(f"ask for a pair of models, e.g. found[0, 1]; got {key!r}")
+        i, j = (self._index(part) for part in key)
+        if (i, j) not in self.pairs:
+            raise KeyError(f"pairs are stored as i < j: {sorted(self.pairs)}; got {(i, j)}")
+        return self.pairs[i, j]
+
+    def _index(self, part: int | str) -> int:
+        if isinstance(part, int):
+            return part
+        if part not in self.names:
+            raise KeyError(f"no model named {part!r}; there are {', '.join(self.names)}")
+        return self.names.index(part)
+
+    def matrix(self, measure: str) -> Array:
+        """Model by model: the mean over layers of the value at the same depth (symmetric; NaN where undefined)."""
+        lazy = self.pairs if isinstance(self.pairs, LazyComparisons) else None
+        if lazy is not None and (at_once := lazy.whole(measure)) is not None:
+            return at_once
+        matrix = np.full((len(self.names), len(self.names)), np.nan)
+        for i, j in self.pairs:
+            value = at_layers(self.pairs[i, j], measure).value if lazy is None else lazy.value((i, j), measure)
+            average = mean(value[np.arange(len(value)), list(same_depth(*value.shape))])
+            matrix[i, j] = matrix[j, i] = np.nan if average is None else average
+        if self.pairs and (same := next(iter(self.pairs.values()))[measure].same) is not None:
+            np.fill_diagonal(matrix, same)
+        return matrix
+
+    def as_json(self) -> dict[str, Any]:
+        pairs = [{"i": i, "j": j, **comparison.as_json()} for (i, j), comparison in self.pairs.items()]
+        return {"names": list(self.names), "pairs": pairs}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any], path: str | os.PathLike[str]) -> Comparisons:
+        check_schema(path, content, {"names": [str], "pairs": [{"i": int, "j": int}]})
+        pairs: dict[Pair, Any] = {(pair["i"], pair["j"]): Comparison.from_json(pair, path) for pair in content["pairs"]}
+        names = tuple(content["names"])
+        if any(not 0 <= i < j < len(names) for i, j in pairs):
+            raise ValueError(f"pairs {sorted(pairs)} do not fit {len(names)} models")
+        return cls(names, pairs)
+
+    def __repr__(self) -> str:
+        return f"<Comparisons of {', '.join(self.names)}: {len(self.pairs)} pairs>"
+
+
 # Which values chance could have given too, and how a p-value is written
 
 LEVEL = 0.05  # a value that chance gives more often than this is not distinguishable from chance
-
-Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 def decisive_p(values: Estimate) -> Array | None:

@@ -6,22 +6,22 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from html import escape
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..files import check_schema, write_json
-from .comparison import Array, Estimate
-from .storage import ESTIMATE, VERSION, estimate_as_json, estimate_from_json, load_as
-from .tables import as_frame, number
+from ..files import check_schema
+from .comparison import ESTIMATE, Estimate
+from .storage import Array, Result
+from .summary import REST
+from .tables import as_frame, html_table, number
 
 if TYPE_CHECKING:
     import pandas
 
 
-DYNAMICS = "sosie-dynamics"
 THRESHOLDS = (0.99, 0.999)
 SCHEMA = {
     "name_a": str,
@@ -52,12 +52,13 @@ class Order:
 
 
 @dataclass(frozen=True, eq=False)
-class Dynamics:
+class Dynamics(Result):
     """Every recorded time against every other, for each site and measure.
 
     With two runs rows are the times of A and columns those of B.
     """
 
+    format = "sosie-dynamics"
     name_a: str
     name_b: str  # the same name where there is one run
     what: str  # atoms, weights or activations
@@ -183,25 +184,32 @@ class Dynamics:
         """`rows()` as a data frame."""
         return as_frame(self.rows())
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write JSON that `sosie.load` reads back exactly."""
+    def as_json(self) -> dict[str, Any]:
         plain = {key: getattr(self, key) for name in SCHEMA if (key := name.rstrip("?")) != "values"}
-        values = {name: estimate_as_json(values, ["value"]) for name, values in self.values.items()}
-        return write_json(path, {"format": DYNAMICS, "version": VERSION, **plain, "values": values})
+        return {**plain, "values": {name: values.as_json(["value"]) for name, values in self.values.items()}}
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Dynamics:
-        """Read what `save` wrote."""
-        return load_as(cls, path)
+    def from_json(cls, content: dict[str, Any], path: str | os.PathLike[str]) -> Dynamics:
+        check_schema(path, content, SCHEMA)
+        sites, steps_a, steps_b = (tuple(content[name]) for name in ("sites", "steps_a", "steps_b"))
+        shape = (len(sites), len(steps_a), len(steps_b))
+        values = {name: Estimate.from_json(each, shape) for name, each in content["values"].items()}
+        plain = {name: content[name] for name in ("name_a", "name_b", "what", "two_runs", "provenance")}
+        by_depth = content.get("by_depth", True)
+        return cls(sites=sites, steps_a=steps_a, steps_b=steps_b, values=values, by_depth=by_depth, **plain)
 
     def __repr__(self) -> str:
         name = f"{self.name_a} x {self.name_b}" if self.two_runs else self.name_a
         return f"<Dynamics of {self.what}, {name}: {len(self.sites)} sites, {len(self.steps_a)} steps>"
 
     def _repr_html_(self) -> str:
-        from .notebook import dynamics_as_html
-
-        return dynamics_as_html(self)
+        """A table for each measure: when each site settles; of two runs, how alike their last states are."""
+        parts = []
+        for measure in self.values:
+            titles, columns = self.summary_columns(measure)
+            table = html_table([self.name_a, *titles], list(zip(self.sites, *columns, strict=True)), see=REST)
+            parts.append(f"<p>{escape(measure)} to the last state</p>{table}")
+        return "".join(parts)
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
@@ -218,13 +226,3 @@ def _ranks(values: Array) -> Array:
     _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[index]
     return ranks - ranks.mean()
-
-
-def dynamics_from_json(content: dict[str, Any], path: str | os.PathLike[str]) -> Dynamics:
-    check_schema(path, content, SCHEMA)
-    sites, steps_a, steps_b = (tuple(content[name]) for name in ("sites", "steps_a", "steps_b"))
-    shape = (len(sites), len(steps_a), len(steps_b))
-    values = {name: estimate_from_json(each, shape) for name, each in content["values"].items()}
-    plain = {name: content[name] for name in ("name_a", "name_b", "what", "two_runs", "provenance")}
-    by_depth = content.get("by_depth", True)
-    return Dynamics(sites=sites, steps_a=steps_a, steps_b=steps_b, values=values, by_depth=by_depth, **plain)

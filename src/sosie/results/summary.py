@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
+from html import escape
 
 import numpy as np
 
-from .comparison import ARRAYS, LEVEL, Array, Comparison, Estimate, by_chance, closest, correction, distinguishable
-
-# Which sites are layers: comparisons of weights have one beside them that stands for the whole model
-
-TENSORS = "tensors"  # the rule of comparisons of weights, tensor by tensor
-WHOLE = "all"  # their site that is not a layer: every parameter as one vector, or the mean over layers of atoms
-
-
-def layers(sites: Sequence[str], rule: str = TENSORS) -> list[int]:
-    """The indices of the sites that are layers; all of them if none is."""
-    numbers = [k for k, site in enumerate(sites) if rule != TENSORS or site != WHOLE]
-    return numbers or list(range(len(sites)))
-
-
-def layers_of(comparison: Comparison) -> tuple[list[int], list[int]]:
-    """The indices of the layers on both sides."""
-    a, b = (layers(side.sites, comparison.rows_rule) for side in (comparison.side_a, comparison.side_b))
-    return a, b
-
-
-def at_layers(comparison: Comparison, measure: str) -> Estimate:
-    """The estimate of a measure at layers alone."""
-    values, at = comparison[measure], np.ix_(*layers_of(comparison))
-    arrays: dict[str, Array | None] = {name: getattr(values, name) for name in ARRAYS}
-    return replace(values, **{name: None if array is None else array[at] for name, array in arrays.items()})  # type: ignore[arg-type]
-
+from .comparison import (
+    LEVEL,
+    WHOLE,
+    Comparison,
+    Estimate,
+    by_chance,
+    closest,
+    correction,
+    distinguishable,
+    doubts,
+    layers_of,
+    mean,
+    same_depth,
+)
+from .storage import Array
+from .tables import MOST_SHOWN, html_table
 
 # Results of stitching: which values say what the stitched networks do, and which are indices of the layers beside them
 
@@ -157,18 +148,11 @@ def summarise(comparison: Comparison, measure: str) -> Summary:
         diagonal=diagonal,
         best_partner=best_partner,
         best=best,
-        diagonal_mean=_mean(diagonal[layers]),
-        best_mean=_mean(best[layers]),
+        diagonal_mean=mean(diagonal[layers]),
+        best_mean=mean(best[layers]),
         sentence=_sentence(comparison, measure, diagonal, best_partner, partner)
         + ("" if comparison.kind == "shifts" else _chance(values, {i: best_partner[i] for i in layers})),
     )
-
-
-def same_depth(count_a: int, count_b: int) -> tuple[int, ...]:
-    """The index of B's site at the same relative depth, for each of A's sites."""
-    if count_a == 1:
-        return (count_b - 1,) if count_b else ()
-    return tuple(int(np.floor(i * (count_b - 1) / (count_a - 1) + 0.5)) for i in range(count_a))
 
 
 def _partners(comparison: Comparison) -> tuple[int, ...]:
@@ -178,15 +162,6 @@ def _partners(comparison: Comparison) -> tuple[int, ...]:
     other = (whole or [len(comparison.side_b.sites) - 1])[-1]
     partners = dict(zip(rows, (columns[q] for q in same_depth(len(rows), len(columns))), strict=True))
     return tuple(partners.get(i, other) for i in range(len(comparison.side_a.sites)))
-
-
-def mean_at_same_depth(value: Array) -> float | None:
-    """Over the sites of A, each with B's site at the same relative depth; None where all are undefined."""
-    return _mean(value[np.arange(len(value)), list(same_depth(*value.shape))])
-
-
-def _mean(curve: Array) -> float | None:
-    return None if np.isnan(curve).all() else float(np.nanmean(curve))
 
 
 def _sentence(
@@ -266,3 +241,42 @@ def _chance(values: Estimate, best_partner: dict[int, int | None]) -> str:
 
 def _close(diagonal: Array, same: float | None) -> bool:
     return same is not None and bool(np.all(np.abs(diagonal - same) <= 1e-6))
+
+
+# In a notebook: small tables, in which all names are escaped
+
+REST = "rows() or write_report"
+
+
+def as_html(comparison: Comparison) -> str:
+    """A sentence and a table for each measure; of transfer scores one table for all."""
+    if comparison.kind == "transfer":
+        return _scores(comparison)
+    parts = []
+    for measure, values in comparison.values.items():
+        summary, chance = summarise(comparison, measure), by_chance(values)
+        sites, others = comparison.side_a.sites, comparison.side_b.sites
+        titles = [comparison.side_a.name, "same depth", "best match", *doubts(values, 0, None)]
+        rows, faded = [], set()
+        for i, site in enumerate(sites[:MOST_SHOWN]):
+            partner = summary.best_partner[i]
+            best = "" if partner is None else f"{others[partner]} {summary.best[i]:.3f}"
+            depth = f"{others[summary.depth_partner[i]]} {summary.diagonal[i]:.3f}"
+            rows.append([site, depth, best, *doubts(values, i, partner).values()])
+            if chance is not None and partner is not None and chance[i, partner]:
+                faded.add(i)
+        table = html_table(titles, rows, of=len(sites), see=REST, faded=faded)
+        parts.append(f"<p>{escape(summary.sentence)}</p>{table}")
+    return "".join(parts)
+
+
+def _scores(comparison: Comparison) -> str:
+    """Transfer scores: a row for each layer, the one with least to adapt first, a column for each score."""
+    order = sites_least_first(comparison)
+    titles = [comparison.side_a.name, *comparison.values]
+    rows = [
+        [comparison.side_a.sites[k], *(f"{values.value[k, 0]:.3g}" for values in comparison.values.values())]
+        for k in order[:MOST_SHOWN]
+    ]
+    sentence = summarise(comparison, MEAN_EMBEDDING).sentence
+    return f"<p>{escape(sentence)}</p>{html_table(titles, rows, of=len(order), see=REST)}"

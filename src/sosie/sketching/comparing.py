@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,18 +14,18 @@ import torch
 
 from ..checks import whole_number
 from ..engine import caveats
-from ..engine.pairs import by_pair, constant_sites
+from ..engine.evaluate import by_pair, constant_sites
+from ..engine.plan import find_measures
 from ..engine.provenance import provenance
-from ..engine.uncertainty import FEWEST_GROUPS, Chance, around, by_jackknife, judged
-from ..measures import Measure, find, snap_to_bounds
+from ..engine.uncertainty import FEWEST_GROUPS, around, by_jackknife, judged
+from ..measures import Measure, snap_to_bounds
 from ..process_state import products
-from ..results import Caveat, Comparison, Comparisons, Estimate, Side
+from ..results import Caveat, Chance, Comparison, Comparisons, Estimate, Interval, Side
 from ..stats import Alignment, DebiasedAlignment, check_seed, is_statistics
 from .kernels import SketchPair
 from .sketches import NotShared, Sketch
 
 Array = np.ndarray
-KERNEL = "hadamard"
 DEFAULT = "linear_cka"  # the default: debiased values of small sketches are noisy
 UNPAIRED = ("linear_cka", "normalized_bures", "spectral_bures_distance")
 DRAWS = 5  # for the chance level of sketches without common rows; they hardly differ from each other
@@ -50,27 +50,29 @@ def open_sketch(thing: Any) -> Sketch:
     return thing if isinstance(thing, Sketch) else Sketch.load(thing)
 
 
-def check_sketches(things: Sequence[Any], **options: Any) -> None:
-    """Raise at things that are not sketches, and at options that are fixed when a sketch is made."""
-    for thing in things:
-        if not isinstance(thing, (str, os.PathLike)):  # a file is checked when it is opened
-            open_sketch(thing)
-    if wrong := [name for name, value in options.items() if value is not None]:
+def compare_sketches(
+    things: Sequence[Any],
+    measures: str | Measure | Sequence[str | Measure] | None,
+    *,
+    draws: int,
+    seed: int,
+    decided: Mapping[str, Any],
+) -> Comparison | Comparisons:
+    """Compare sketches of the same data, in the same buckets with the same signs; all pairs of them.
+
+    `decided`: options of `sosie.compare` that are fixed when a sketch is made; all of them must be None.
+    """
+    sketches = [open_sketch(thing) for thing in things]
+    if wrong := [name for name, value in decided.items() if value is not None]:
         raise ValueError(
             f"{', '.join(wrong)}: not for sketches, for which this was decided when they were made; sketch.at(…) "
             "selects some of their sites"
         )
-
-
-def compare_sketches(
-    things: Sequence[Any], measures: Sequence[Measure], *, kernel: str, draws: int, seed: int
-) -> Comparison | Comparisons:
-    """Compare sketches of the same data, in the same buckets with the same signs; all pairs of them."""
-    sketches = [open_sketch(thing) for thing in things]
+    chosen = find_measures(DEFAULT if measures is None else measures, of="layers")
     for other in sketches[1:]:
         sketches[0].check_shared(other)
     pairs = {
-        (i, j): _compare(a, b, measures, kernel=kernel, draws=draws, seed=seed, shared=True)
+        (i, j): _compare(a, b, chosen, draws=draws, seed=seed, shared=True)
         for i, a in enumerate(sketches)
         for j, b in enumerate(sketches)
         if i < j
@@ -83,7 +85,6 @@ def compare_unpaired(
     sketch_b: Any,
     *,
     measures: str | Measure | Sequence[str | Measure] = UNPAIRED,
-    kernel: str = KERNEL,
     draws: int | None = None,
     seed: int = 0,
 ) -> Comparison:
@@ -95,7 +96,7 @@ def compare_unpaired(
     neurons correspond: one network on two sets of data.
     """
     a, b = open_sketch(sketch_a), open_sketch(sketch_b)
-    chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
+    chosen = find_measures(measures, of="layers")
     if draws is not None:
         whole_number(draws, "draws", least=2, why="chance is the mean of several")
     check_seed(seed)
@@ -116,22 +117,21 @@ def compare_unpaired(
                 "these sketches are of the same rows with one seed: use compare(); for independent sketches make one "
                 "with another seed"
             )
-    return _compare(a, b, chosen, kernel=kernel, draws=draws or 0, seed=seed, shared=False)
+    return _compare(a, b, chosen, draws=draws or 0, seed=seed, shared=False)
 
 
 @products()
-def _compare(
-    a: Sketch, b: Sketch, measures: Sequence[Measure], *, kernel: str, draws: int, seed: int, shared: bool
-) -> Comparison:
-    if not measures:
-        raise ValueError("no measures: name at least one; `sosie measures` lists them")
+def _compare(a: Sketch, b: Sketch, measures: Sequence[Measure], *, draws: int, seed: int, shared: bool) -> Comparison:
+    kernel = a.compared
+    if b.compared != kernel:
+        raise ValueError(f"need one kernel of both sketches, got {kernel!r} and {b.compared!r}: see Sketch.using")
     for measure in measures:
         if measure.reads not in SketchPair.supplies and measure.base not in _ROWS_WILL_DO:
             raise ValueError(
                 f"{measure.name} reads rows or neurons, which a sketch does not have: it supplies Gram matrices and "
                 "covariances, for linear_cka, debiased_cka, kernel_alignment, normalized_bures, procrustes_angle …"
             )
-    pair = SketchPair(a.kernels(kernel), b.kernels(kernel), a.height, a.exact, a.stack)
+    pair = SketchPair(a.kernels(), b.kernels(), a.height, a.exact, a.stack)
     if not shared and a.seed == b.seed:
         # With one seed the buckets of both hold the same numbers of rows: a likeness that is not the networks'.
         pair = pair.redrawn(seed, -1)
@@ -170,11 +170,11 @@ class Evaluation:
         for measure in measures:
             value, undefined = matrices[measure.name]
             chance = chances.get(measure.name)
-            low, high = self._interval(measure, value)
+            interval = self._interval(measure, value)
             said = [
                 *caveats.of_undefined(undefined, *self.sides),
                 *self._about_values(measure, value),
-                *self._about_the_interval(low, value, chance),
+                *self._about_the_interval(interval[0], value, chance),
                 *caveats.of_draws(self.draws),
                 *caveats.of_one_direction(measure, self.pair, *self.sides),
                 *caveats.of_bounds(measure, value),
@@ -182,16 +182,15 @@ class Evaluation:
             ]
             said += caveats.of_nan(value, said, *self.sides)
             if chance is not None and not self.draws:
-                chance = Chance(chance.null, chance.spread)
+                chance = Chance(chance.mean, chance.spread)
             estimates[measure.name] = Estimate.of(
                 measure,
                 value,
                 n=self.pair.n,
                 statistic=self.pair.describe(),
-                low=low,
-                high=high,
+                interval=interval,
+                chance=chance,
                 caveats=(*said, *self.general),
-                **({} if chance is None else chance.fields()),
             )
         return estimates
 
@@ -253,7 +252,7 @@ class Evaluation:
                 drawn[name].append(value)
         return chances | {m.name: judged(m, values[m.name], np.stack(drawn[m.name])) for m in drawing}
 
-    def _interval(self, measure: Measure, value: Array) -> tuple[Array | None, Array | None]:
+    def _interval(self, measure: Measure, value: Array) -> Interval:
         """The interval for other inputs in other buckets, by leaving out each bucket in turn.
 
         None for kernels whose rows are not sums over the inputs of a bucket, and for sketches without common rows.
@@ -281,18 +280,18 @@ class Evaluation:
                 "are alike it is too narrow"
             )
         if chance is not None and chance.spread is not None:
-            yield from caveats.near_chance(value, chance.null, chance.spread, *self.sides)
+            yield from caveats.near_chance(value, chance.mean, chance.spread, *self.sides)
 
     def _about_values(self, measure: Measure, value: Array) -> Iterator[Caveat]:
         pair, debiased = self.pair, measure.reads is DebiasedAlignment
-        for side, constant, where in zip(self.sides, self._constant, ("site_a", "site_b"), strict=True):
-            for site in np.array(side.sites, dtype=object)[constant]:
-                yield Caveat(f"rows of the {self.kernel} kernel do not vary: no similarity is defined", **{where: site})
+        text = f"rows of the {self.kernel} kernel do not vary: no similarity is defined"
+        constant = [[text if is_constant else None for is_constant in side] for side in self._constant]
+        yield from caveats.at_sites(constant, *self.sides, undefined=True)
         if debiased and not pair.exact:
             # A debiased norm may be negative, so that it has no root, or so small that a cosine is above 1.
             vary_a, vary_b = (~constant for constant in self._constant)
             text = f"undefined: the noise of sketching to {pair.size} outweighs the kernel; take a larger size"
-            yield from self._at(np.isnan(value) & vary_a[:, None] & vary_b, text)
+            yield from self._at(np.isnan(value) & vary_a[:, None] & vary_b, text, undefined=True)
         if not self.shared and measure.paired:
             yield Caveat(
                 f"the two sketches share no rows: the value depends on spectra and the {pair.size} buckets, and chance "
@@ -301,7 +300,7 @@ class Evaluation:
         if self.kernel == "hadamard_of_sketches" and not pair.exact:
             yield Caveat(
                 "the product of two sketched kernels is not the sketch of their product: values are too high; "
-                "kernel='hadamard' sketches the product"
+                "using('hadamard') takes the sketch of the product"
             )
         if not pair.exact and self.shared and pair.n <= pair.size:
             yield Caveat(
@@ -313,12 +312,11 @@ class Evaluation:
             yield Caveat(
                 f"{pair.n} rows in {pair.size} buckets: {way}; debiased_cka corrects for it, the interval does not"
             )
-        for side, kernels, where in zip(self.sides, (pair.a, pair.b), ("site_a", "site_b"), strict=True):
-            for site, kernel in zip(side.sites, kernels, strict=True):
-                if kernel.folded is not None:
-                    yield Caveat(f"rows were projected to {kernel.folded} columns", **{where: site})
+        folded = [[kernel.folded for kernel in kernels] for kernels in (pair.a, pair.b)]
+        texts = [[None if k is None else f"rows were projected to {k} columns" for k in side] for side in folded]
+        yield from caveats.at_sites(texts, *self.sides)
 
-    def _at(self, pairs: Array, text: str) -> Iterator[Caveat]:
+    def _at(self, pairs: Array, text: str, *, undefined: bool = False) -> Iterator[Caveat]:
         """A caveat for each of these pairs of sites, (A, B)."""
         for i, j in zip(*np.nonzero(pairs), strict=True):
-            yield Caveat(text, self.sides[0].sites[i], self.sides[1].sites[j])
+            yield Caveat(text, self.sides[0].sites[i], self.sides[1].sites[j], undefined)

@@ -141,14 +141,12 @@ def _comparison(made: Sketch, scores: Sequence[Scores], model: str, data: str) -
         value, error = np.array([of_site.values[name] for of_site in scores]).T[:, :, None]
         logarithm = name.startswith("log")
         low, high = (value + z * error if logarithm else value * np.exp(z * error) for z in (-_Z, _Z))
-        uncertain = (error > 0).any()
         estimates[name] = Estimate.of(
             _Facts((None if logarithm else 0.0, None)),
             value,
             n=made.n,
             statistic=_statistic(name, scores),
-            low=low if uncertain else None,
-            high=high if uncertain else None,
+            interval=(low, high) if (error > 0).any() else (None, None),
             caveats=_caveats(name, made, scores),
         )
     about = {**made.about, "gradients of": made.output, "sketch": made.about.get("settings", {})}
@@ -177,7 +175,8 @@ def _caveats(name: str, made: Sketch, scores: Sequence[Scores]) -> Iterator[Cave
         yield Caveat(f"changes with the number of rows: compare at equal N only (N = {made.n:,} here)")
     for site, of_site in zip(made.side.sites, scores, strict=True):
         if not np.isfinite(of_site.values[name][0]):
-            yield Caveat("undefined: all gradients at this site are 0, so there is nothing to compare", site)
+            text = "undefined: all gradients at this site are 0, so there is nothing to compare"
+            yield Caveat(text, site, undefined=True)
         elif name == MEAN_EMBEDDING and of_site.by_chance:
             yield Caveat(
                 f"not above the value for rows that pull in unrelated directions (kernel_trace, "

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from ..capture import Chunk, Rule, check_rule, labels_of
-from ..checks import whole_number
+from ..checks import one_of
 from ..engine.plan import MEMORY, parse_size, size_text
 from ..engine.provenance import provenance
 from ..engine.stream import Stream, rows_per_input
@@ -194,7 +194,7 @@ class Spans:
             if merged and start < merged[-1][1]:
                 raise ValueError(
                     f"these sketches overlap: rows {start} to {min(stop, merged[-1][1]) - 1} are in both; give each "
-                    "part of the data its first_row"
+                    "part of the data its first_row (sosie.data.DataPart)"
                 )
             if merged and start == merged[-1][1]:
                 merged[-1] = (merged[-1][0], stop)
@@ -219,7 +219,7 @@ class Sketch:
     """One model on one set of data: for every site S F, S G and S T, with T a TensorSketch of f ⊗ g for each row.
 
     `merge` adds the sketch of other rows of the same data. `sosie.compare(k_a, k_b)` compares two sketches that share
-    rows and S, `sosie.compare_unpaired` two that do not.
+    rows and S, `sosie.compare_unpaired` two that do not; `using` chooses the kernel that is compared.
     """
 
     kind: ClassVar[str] = "sketch"
@@ -239,6 +239,7 @@ class Sketch:
     unsigned_labels: Tensor | None = None  # the same with every sign +1
     model: str = ""  # digest of the weights
     about: dict[str, Any] = field(default_factory=dict)  # provenance
+    compared: str = field(default="hadamard", metadata={"kept": False})  # the name of the kernel that is compared
     _kernels: dict[tuple[str, str], Kernel] = field(default_factory=dict, repr=False, metadata={"kept": False})
 
     @property
@@ -270,13 +271,21 @@ class Sketch:
             raise KeyError(f"no site {label!r} in this sketch, only {', '.join(self.side.sites)}")
         return self.sites[self.side.sites.index(label)]
 
-    def kernel(self, label: str, name: str = "hadamard") -> Kernel:
+    def using(self, kernel: str) -> Sketch:
+        """The same sketch, compared by this kernel.
+
+        "hadamard" (features × gradients, the default), "features", "gradients", "sum", "maps" or "midpoint".
+        """
+        return replace(self, compared=one_of(kernel, "kernel", KERNELS))
+
+    def kernel(self, label: str, name: str | None = None) -> Kernel:
         """The kernel of one site, made once: `.gram` is S K Sᵀ, centred, `.raw_gram` as it is."""
+        name = name or self.compared
         if (label, name) not in self._kernels:
             self._kernels[label, name] = kernel_of(self.site(label), name, self)
         return self._kernels[label, name]
 
-    def kernels(self, name: str = "hadamard") -> list[Kernel]:
+    def kernels(self, name: str | None = None) -> list[Kernel]:
         return [self.kernel(label, name) for label in self.side.sites]
 
     def at(self, *sites: str) -> Sketch:
@@ -441,7 +450,6 @@ def sketch(
     device: str | torch.device | None = None,
     memory: int | str | None = None,
     max_rows: int | None = None,
-    first_row: int = 0,
 ) -> Sketch:
     """Features and gradients of a model at every site, sketched to `size` rows in one forward and one backward pass.
 
@@ -452,9 +460,9 @@ def sketch(
     `size`: the number of buckets that rows are added up in, with signs (CountSketch); each row is in `stack` of them.
     None keeps every row, which is exact and grows with the data. `seed` and a row's index decide its bucket and
     sign: two models on the same data share them and can be compared with `sosie.compare`.
-    `kernels`: what the sketch supplies; see `sosie.compare(..., kernel=)`. Labels, where the batches have them, are
+    `kernels`: what the sketch supplies; see `Sketch.using`. Labels, where the batches have them, are
     sketched too, for `classify`. `memory`: the budget; sites too wide for it are projected, with a caveat.
-    `first_row`: index of the first input where the data are one part of a larger set, to be merged.
+    `data`: as in `sosie.compare`; sketches of parts of the data (`sosie.data.DataPart`) can be merged.
     `sites`, `prepare`, `inputs`, `device`, `max_rows`: as in `sosie.compare`. The sketch stays on the device that the
     model ran on; `sketch.to("cpu")` moves it.
     """
@@ -468,7 +476,6 @@ def sketch(
         raise ValueError(f"size=None keeps every row as it is, so there is nothing to stack: got stack={stack}")
     buckets = None if size is None else Buckets(size, seed, stack)
     check_seed(seed)
-    whole_number(first_row, "first_row", least=0, most=2**40 - 1)
     predictive = predictive_of(output, beta)
     network = GradientNetwork.of(
         model, sites=sites, rows=rows, prepare=prepare, inputs=inputs, device=device, predictive=predictive
@@ -481,7 +488,7 @@ def sketch(
         known = None if stream.expected is None else stream.expected * each
         budget = MEMORY if memory is None else parse_size(memory) or MEMORY
         plans = plan_sites(side.widths, size, parts, seed=seed, memory=budget, rows=known)
-        maker = SketchMaker(network, dict(zip(side.sites, plans, strict=True)), buckets, first_row * each)
+        maker = SketchMaker(network, dict(zip(side.sites, plans, strict=True)), buckets, stream.first_row * each)
         for chunk in network.chunks(stream, task="sketching"):
             maker.take(chunk)
         mixing = mixing or network.mixing_in_pass()

@@ -137,7 +137,7 @@ class Sample:
             raise ValueError(f"these samples were not drawn alike (seed, projection, widths): {alike}")
         index = np.concatenate([s.index for s in lots])
         if len(np.unique(index)) < len(index):
-            raise ValueError("these samples overlap: some rows are in both; give each part its first_row")
+            raise ValueError("these samples overlap: some rows are in both (see sosie.data.DataPart)")
         most = min((s.most for s in lots if s.most is not None), default=None)
         order = np.arange(len(index))
         if most is not None and len(index) > most:

@@ -326,7 +326,7 @@ def stitch_sites(
 
     # The results, as a comparison: how the stitched networks do, and what the measures say
     side_a, side_b = map(_side, models, (grid.a, grid.b), grid.left_out)
-    shared = [Caveat(f"undefined: {why}", *grid.labels(pair)) for pair, why in grid.refused.items()]
+    shared = [Caveat(f"undefined: {why}", *grid.labels(pair), undefined=True) for pair, why in grid.refused.items()]
     if pairs == "diagonal" and len(grid.a) > 1:
         shared.append(Caveat(_DIAGONAL))
     if grid.leaking:
@@ -445,7 +445,7 @@ def _counted(name: str, tallies: dict[Pair, Tally], grid: SitePairs, fit: str, c
     """One number of every stitched network, with its interval."""
     values = {pair: tally.numbers().get(name, math.nan) for pair, tally in tallies.items()}
     if any(map(math.isnan, values.values())):
-        caveats = [*caveats, Caveat("undefined: B gets no input right")]
+        caveats = [*caveats, Caveat("undefined: B gets no input right", undefined=True)]
     intervals = {pair: interval for pair, tally in tallies.items() if (interval := tally.interval(name)) is not None}
     how = "Wilson's interval" if name in PROPORTIONS else "intervals by the error of a mean"
     how = "intervals by the delta method for a ratio" if name == "relative_accuracy" else how
@@ -454,8 +454,10 @@ def _counted(name: str, tallies: dict[Pair, Tally], grid: SitePairs, fit: str, c
         grid.matrix(values),
         n=next(iter(tallies.values())).n,
         statistic=f"answers of networks stitched by {fit}; {how}",
-        low=grid.matrix({pair: low for pair, (low, _) in intervals.items()}),
-        high=grid.matrix({pair: high for pair, (_, high) in intervals.items()}),
+        interval=(
+            grid.matrix({pair: low for pair, (low, _) in intervals.items()}),
+            grid.matrix({pair: high for pair, (_, high) in intervals.items()}),
+        ),
         caveats=caveats,
     )
 
@@ -468,7 +470,7 @@ def _measured(measure: Measure, sums: dict[Pair, JointSums], grid: SitePairs, sh
         try:
             (values[pair],) = similarities(moments, [measure]).values()
         except ValueError as error:
-            caveats.append(Caveat(f"undefined: {error}", *grid.labels(pair)))
+            caveats.append(Caveat(f"undefined: {error}", *grid.labels(pair), undefined=True))
         if measure.few_rows is not None and moments.n <= max(moments.widths):
             text = f"n={moments.n} rows for width={max(moments.widths)}: biased up"
             caveats.append(Caveat(text, *grid.labels(pair)))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..capture import Rule, SiteError, nearest, select, to_rows, unwrap, weighted_layers
 from ..capture.sites import Names
-from ..engine.pairs import view_of
+from ..engine.evaluate import view_of
 from ..linalg import centred_rows, chain_products, double_centred, sized_gram, u_centred, widened
 from ..linalg.grams import WIDENED, Settled, squared_sizes
 from ..measures import Measure

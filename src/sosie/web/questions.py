@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import __version__
 from ..files import DamagedFile
-from ..report.colour import full_scale, ramp
+from ..report.colour import RAMP, full_scale
 from ..report.words import visible
 from ..results import THRESHOLDS, Dynamics, Map
 from ..zoo import Fingerprint, NotComparable, Zoo
@@ -35,7 +35,7 @@ def about(zoo: Zoo) -> dict[str, Any]:
     return {
         "name": zoo.folder.absolute().name, "models": len(zoo), "failed": len(zoo.failed()), "probe": settings.probe,
         "n": settings.n, "size": settings.size, "kinds": [kind for kind in settings.kinds if kind in there],
-        "what": WHAT, "version": __version__, "ramp": list(ramp()), "choices": zoo.store.choices(),
+        "what": WHAT, "version": __version__, "ramp": RAMP, "choices": zoo.store.choices(),
     }  # fmt: skip
 
 

@@ -76,9 +76,9 @@ class AtomComparison:
         for measure in self.measures:
             value, more = self._matrix(measure, i, j, self.layers[i], self.layers[j])
             known = [*map(Caveat, self.caveats), *more]
-            chance = judged(measure, value, np.stack(drawn[measure.name])).fields() if self.draws else {}
+            chance = judged(measure, value, np.stack(drawn[measure.name])) if self.draws else None
             values[measure.name] = Estimate.of(
-                measure, value, n=count, statistic=self.statistic, caveats=known, **chance
+                measure, value, n=count, statistic=self.statistic, chance=chance, caveats=known
             )
         return values
 

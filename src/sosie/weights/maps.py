@@ -109,9 +109,14 @@ def compare_maps(
             doubts += caveats.of_draws(draws)
             doubts += [Caveat(OF_ARCHITECTURE)] if chance is None and has_layout else []
             doubts += caveats.of_bounds(measure, value)
-            beside = {"low": low, "high": high, **({} if chance is None else chance.fields())}
             values[measure.name] = Estimate.of(
-                measure, value, n=every.n, statistic=every.statistic, caveats=doubts, **beside
+                measure,
+                value,
+                n=every.n,
+                statistic=every.statistic,
+                interval=(low, high),
+                chance=chance,
+                caveats=doubts,
             )
         own = {**about, "input": list(maps[0].shape)}
         return Comparison(a.side, b.side, values, "entries of the input", own, kind="weights")
@@ -123,8 +128,8 @@ def compare_maps(
 def _of_undefined(value: Array, side_a: Side, side_b: Side) -> Iterator[Caveat]:
     text = "undefined: the product of the weights up to here is zero, or the same for each entry of the input"
     undefined = np.isnan(value)
-    yield from (Caveat(text, site_a=side_a.sites[i]) for i in np.flatnonzero(undefined.all(1)))
-    yield from (Caveat(text, site_b=side_b.sites[j]) for j in np.flatnonzero(undefined.all(0)))
+    yield from (Caveat(text, site_a=side_a.sites[i], undefined=True) for i in np.flatnonzero(undefined.all(1)))
+    yield from (Caveat(text, site_b=side_b.sites[j], undefined=True) for j in np.flatnonzero(undefined.all(0)))
 
 
 def _of_networks(measure: Measure, a: LinearNetwork, b: LinearNetwork, matched: bool) -> Iterator[Caveat]:

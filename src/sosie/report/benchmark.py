@@ -1,16 +1,17 @@
-"""A leaderboard of measures: a table on the terminal, and a page."""
+"""Measures put to the test: a leaderboard on the terminal and as a page, and what measures cost."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from ..results import Entry, Leaderboard, counted
+from ..results import Costs, Entry, Leaderboard, counted
 from .page import render_page
 from .terminal import print_columns, print_text, safe_text
-from .words import flat, in_a_sentence, listed, visible
+from .words import flat, in_a_sentence, listed, note_on_weights, visible
 
 _SCRIPTS = ("table", "leaderboard", "leaderboard_figures", "leaderboard_page")
 WIDE = 100  # letters per line, below which the two set points are left out
@@ -167,3 +168,63 @@ def _number(value: float | None, digits: int) -> str:
     if value is None:
         return ""
     return f"{value:.{digits}f}" if abs(value) < 100 else f"{value:.0f}" if abs(value) < 1e5 else f"{value:.0e}"
+
+
+# What measures cost, on the terminal
+
+_STEPS = ("", "k", "M", "G", "T", "P")
+
+
+def print_costs(costs: Costs, console: Console | None = None) -> None:
+    """A line for each measure and number of inputs, with its cost as a multiple of the cheapest."""
+    console = console or Console()
+    names = " and ".join(dict.fromkeys(visible(name) for name in costs.models))
+    print_text(console, f"One pair of models ({names}), on {visible(costs.device)}", "bold")
+    least = min((cost.flops for cost in costs if cost.flops), default=0)
+    rows = []
+    for cost in costs:
+        times = cost.flops / least if least else math.nan
+        rows.append(
+            [
+                visible(cost.measure),
+                "none" if cost.probes is None else f"{cost.probes:,}",
+                *(_short(flops) for flops in (cost.flops, cost.forward_flops, cost.measure_flops)),
+                "" if math.isnan(times) else f"{times:,.3g}" if times < 1000 else f"{times:.1e}",
+                _time(cost.seconds),
+                f"{_short(cost.peak_bytes)}B",
+            ]
+        )
+    print_columns(console, ["measure", "inputs", "FLOPs", "forward", "own", "× least", "time", "memory"], rows)
+    for text in _explanations(costs):
+        print_text(console, text, "dim")
+    print_text(console, note_on_weights(costs.provenance), "yellow")
+
+
+def _explanations(costs: Costs) -> list[str]:
+    """What the numbers count."""
+    own = {cost.measure: cost for cost in costs}
+    sites = sorted({cost.sites for cost in own.values()})
+    lines = [
+        "FLOPs: multiplications and additions of products, convolutions and factorisations, in both forward passes and "
+        f"in the measure itself, for {' or '.join(map(str, sites))} values. Elementwise work is not counted.",
+        f"memory: the most {visible(costs.memory)} at a time, beyond the models and the inputs. Rows of activations: "
+        f"{visible(costs.rows_rule)}.",
+    ]
+    for cost in own.values():
+        if cost.unknown:
+            lines.append(f"{visible(cost.measure)} also ran {', '.join(map(visible, cost.unknown))}: not counted.")
+    return lines
+
+
+def _short(number: float) -> str:
+    step = 0
+    while number >= 999.5 and step + 1 < len(_STEPS):
+        number, step = number / 1000, step + 1
+    return f"{number:.3g} {_STEPS[step]}" if step else f"{number:.3g} "
+
+
+def _time(seconds: float) -> str:
+    for unit, length in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= length:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
