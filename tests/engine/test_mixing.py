@@ -117,7 +117,7 @@ def test_what_keeps_inputs_apart_is_not_accused(which: str, dtype: torch.dtype) 
 RANDOM = {
     "noise": lambda x: x + torch.randn_like(x),
     "noise of NumPy": lambda x: x + torch.from_numpy(np.random.rand(*x.shape)).to(x),
-    "noise of Python": lambda x: x + random.random(),
+    "noise of Python": lambda x: x + 100 * random.random(),  # beyond the rounding of bfloat16
     "dropout": nn.Sequential(nn.Dropout(0.5), Calls(lambda x: nn.functional.dropout(x, 0.5, training=True))),
 }
 
@@ -125,8 +125,9 @@ RANDOM = {
 @pytest.mark.parametrize("which", RANDOM)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_random_numbers_in_evaluation_mode_are_told(which: str, dtype: torch.dtype) -> None:
+    model, x = Between(RANDOM[which]).to(dtype), rows().to(dtype)
     states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    found = note(Between(RANDOM[which]).to(dtype), rows().to(dtype))
+    found = note(model, x)
     assert "net draws random numbers in evaluation mode, at first at 'between" in found
     after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
     assert torch.equal(after[0], states[0])
