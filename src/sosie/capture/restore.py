@@ -184,7 +184,8 @@ def _placement(model: nn.Module, device: torch.device) -> Iterator[None]:
         spread = ", ".join(sorted(map(str, homes)))
         raise ValueError(f"the model is spread over {spread}; leave device out and it is run where it is")
     try:
-        model.to(device)
+        with torch.inference_mode(False):  # what moves in it could enter no backward
+            model.to(device)
         for place, name, own in buffers:
             place[name] = moved.setdefault(id(own), place[name])  # torch copies a shared buffer for each module
         yield
