@@ -160,7 +160,7 @@ def _compare(
         for k in dict.fromkeys(twins):
             stack.enter_context(sources[k].opened())
         stream = Stream.of(data, sources, request.max_rows)
-        saved_chunk(sources, request.memory, TRIED)
+        saved_chunk(sources, request.memory, TRIED)  # refuses rows too long for the first look, before it reads them
         run = Pass(sources, twins, stream, request, in_parts=resume is not None)
         ranks.agree(
             lambda: {

@@ -62,7 +62,7 @@ class Partial:
     seen: dict[int, int] | None = None  # sums of digests of the inputs, as `InputDigests` has them
     first_rows: Sequence[RowSample] = ()  # of either side, to tell whether rows are made in the same way
     max_rows: int | None = None  # what was asked for, which the data may not have
-    strained: dict[tuple[str, str], float] = field(default_factory=dict)  # see `Pass.strained`
+    strained: dict[tuple[str, str], float] = field(default_factory=dict)  # means far off, by model and site
     _waiting: list[Sample] = field(default_factory=list, init=False, repr=False)
 
     # Sums
