@@ -236,6 +236,7 @@ def _row_products(vectors: Vectors, rows: Whole, vector: Table) -> Table:
 # Products of a few vectors with all rows of a file, a block at a time
 
 BLOCK = 4096  # rows at a time: 4 MiB at 256 numbers, so that memory does not grow with the zoo
+CACHED = 2**17  # float64 numbers that are worked on at a time: a processor's cache holds them
 WORTH = 8  # a view of a row costs nothing, a copy as much as a product: an eighth of a block is taken as it lies
 STACK = 32  # rows of one small product, which BLAS does not copy into a layout of its own first: half of the time
 
@@ -302,7 +303,7 @@ def score_models(query: Any, vectors: Vectors, meets: Whole | None = None, *, sy
     found = np.empty(len(vectors.models), query.dtype)
     turned = np.ascontiguousarray(query.T)
     single = query.dtype == np.float32
-    for start, stop, rows in blocks(vectors, BLOCK if single else 1):  # in float64 a model at a time stays in the cache
+    for start, stop, rows in blocks(vectors, BLOCK if single else max(1, CACHED // query.shape[1])):
         counts = vectors.count[start:stop]
         starts = np.cumsum(counts) - counts
         cosines = _products(rows, turned) if single else rows.astype(np.float64) @ turned  # (rows, sites of the query)
