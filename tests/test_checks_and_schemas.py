@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sosie.checks import nearest, one_of, positive, whole_number
+from sosie.checks import listed, matching, nearest, one_of, positive, whole_number
 from sosie.files import COUNT, DamagedFile, check_schema
 
 
@@ -120,3 +120,17 @@ def test_a_missing_name_and_other_content() -> None:
         check_schema("file.json", None, SCHEMA)
     with pytest.raises(DamagedFile, match="its content must be null, got 1"):
         check_schema("file.json", 1, None)
+
+
+def test_an_exact_name_wins_over_a_glob() -> None:
+    known = ["a", "b1", "b2", "b*"]
+    assert matching(known, "b*", "no layer is called") == ["b*"]
+    assert matching(known, "b?", "no layer is called") == ["b1", "b2", "b*"]
+    with pytest.raises(ValueError, match="no layer is called 'c'; there are a, b1, b2, b"):
+        matching(known, "c", "no layer is called")
+
+
+def test_long_lists_are_cut_in_messages() -> None:
+    assert listed("abcde") == "a, b, c, d, e"
+    assert listed("abcdef") == "a, b, c, d, e and 1 more"
+    assert listed(["one thing", "another", "more"], 1, "; ") == "one thing; and 2 more"

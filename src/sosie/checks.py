@@ -6,6 +6,7 @@ import ast
 import difflib
 import math
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from numbers import Integral, Real
 from typing import Any
 
@@ -59,6 +60,25 @@ def nearest(text: str, known: Iterable[str]) -> str:
         return f"; did you mean {' or '.join(map(repr, near))}?"
     few = ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
     return f"; there are {few}" if known else "; there are none"
+
+
+def matching(known: Iterable[str], wanted: str, what: str) -> list[str]:
+    """The known names that a name or glob selects, in their order: an exact name first, and at least one.
+
+    `what` begins the error of one that selects nothing: "no layer is called".
+    """
+    known = list(known)
+    fits = [wanted] if wanted in known else [name for name in known if fnmatchcase(name, wanted)]
+    if not fits:
+        raise ValueError(f"{what} {wanted!r}{nearest(wanted, known)}")
+    return fits
+
+
+def listed(items: Iterable[object], most: int = 5, separator: str = ", ") -> str:
+    """The first few items of a list for a message, and how many more there are."""
+    texts = list(map(str, items))
+    more = f"{separator.rstrip(', ')} and {len(texts) - most:,} more" if len(texts) > most else ""
+    return separator.join(texts[:most]) + more
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:
