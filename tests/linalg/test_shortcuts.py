@@ -15,10 +15,12 @@ from sosie.linalg import (
     nuclear_norm,
     row_squares,
     self_product,
+    self_product_squares,
     spectra,
     squared_distances,
     upper_triangle,
     whitening,
+    without_mean,
 )
 
 
@@ -35,6 +37,23 @@ def test_products_and_squares(shape: tuple[int, int]) -> None:
     torch.testing.assert_close(cross_product(x.float(), x + 1), x.float().double().T @ (x + 1))
     torch.testing.assert_close(column_squares(x), x.square().sum(0))
     torch.testing.assert_close(row_squares(x), x.square().sum(1))
+
+
+@pytest.mark.parametrize("width", [1, 255, 256, 301])
+def test_norms_of_products_by_halves(width: int) -> None:
+    x = rows(40, width)
+    torch.testing.assert_close(self_product_squares(x), (x.T @ x).square().sum(), rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1.0, 1e4, 1e9])
+def test_centred_rows_have_no_mean_left(offset: float) -> None:
+    """One column far off, and one that is constant; what is left of a mean, squared, is no part of the variance."""
+    x = rows(5000, 3)
+    x[:, 0] += offset
+    x[:, 1] = 0.1
+    left = without_mean(x).mean(0)
+    assert (left.square() < 1e-16 * x.var(0)).tolist() == [True, False, True]
+    assert abs(left[1]) < 1e-16
 
 
 def test_distances_of_rows_that_nearly_coincide() -> None:

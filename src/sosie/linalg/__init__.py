@@ -45,6 +45,7 @@ from .products import (
     product,
     row_squares,
     self_product,
+    self_product_squares,
     side_by_side,
     singular,
     singular_values,

@@ -17,6 +17,7 @@ from ..linalg import (
     once,
     row_squares,
     self_product,
+    self_product_squares,
     total_squares,
     without_mean,
 )
@@ -176,7 +177,7 @@ def inner_products(xs: Sites, ys: Sites) -> Products:
     dtype = functools.reduce(torch.promote_types, (rows.dtype for rows in (*xs, *ys)))
     xs, ys = [x.to(dtype) for x in xs], [y.to(dtype) for y in ys]
     if columns_are_cheaper(xs, ys):
-        xx, yy = (torch.stack([total_squares(self_product(rows)) for rows in side]) for side in (xs, ys))
+        xx, yy = (torch.stack([self_product_squares(rows) for rows in side]) for side in (xs, ys))
         xy = torch.stack([torch.stack([total_squares(cross_product(x, y)) for y in ys]) for x in xs])
         return xx[:, None], yy[None, :], xy
     n, sums = len(xs[0]), []
