@@ -63,9 +63,9 @@ class Settings:
     # Ten ResNet-20s of our own (figure-2-ten), and others by other recipes (further-results)
     ten: int = 10
     few: int = 5
-    own_epochs: int = 60
+    own_epochs: int = 40
     own_batch: int = 128
-    at_once: int = 5  # networks trained side by side, and written
+    at_once: int = 10  # networks trained side by side, and written
 
     # Figure 3: networks of our own, two seeds a width [ten pairs; trained longer]
     widths: tuple[int, ...] = (1, 2, 3, 4)
