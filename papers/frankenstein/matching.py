@@ -235,8 +235,8 @@ def pair_ckas(opened: Opened, pair: Any, sites: Sequence[str], settings: Setting
 @torch.no_grad()
 def _images(stitched: Any, batches: Images) -> tuple[Tensor, Tensor]:
     """S(A) and B, an image a row."""
-    x = [stitched.joint(stitched.lower.representation(batch)).flatten(1).cpu() for batch in batches]
-    y = [stitched.upper.representation(batch).flatten(1).cpu() for batch in batches]
+    x = [stitched.joint(stitched.lower.representation(batch)[0]).flatten(1).cpu() for batch in batches]
+    y = [stitched.upper.representation(batch)[0].flatten(1).cpu() for batch in batches]
     return torch.cat(x), torch.cat(y)
 
 

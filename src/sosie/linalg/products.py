@@ -56,13 +56,12 @@ def self_product(rows: Tensor) -> Tensor:
 
 
 def self_product_squares(rows: Tensor) -> Tensor:
-    """‖XᵀX‖², in float64: by halves of the columns, whose product with each other counts twice and is made once."""
+    """‖XᵀX‖² in float64: halves of the columns, again and again, since their product with each other counts twice."""
     half = rows.shape[1] // 2
     if half < HALVED:
         return total_squares(self_product(rows))
     left, right = rows[:, :half], rows[:, half:]
-    squares = [total_squares(found) for found in (self_product(left), self_product(right), cross_product(left, right))]
-    return squares[0] + squares[1] + 2 * squares[2]
+    return self_product_squares(left) + self_product_squares(right) + 2 * total_squares(cross_product(left, right))
 
 
 def for_numpy(matrix: Tensor) -> bool:
