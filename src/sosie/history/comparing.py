@@ -244,9 +244,8 @@ def _common_sites(a: Run, b: Run, sites: Any) -> list[str]:
             f"with {probe_b.get('inputs')} ({str(probe_b.get('digest'))[:8]}): rows of other inputs cannot be paired"
         )
     sites_a, sites_b = (choose_sites(run.sites, sites, f"site recorded in {run.folder}") for run in (a, b))
-    alone = {a.name: [s for s in sites_a if s not in sites_b], b.name: [s for s in sites_b if s not in sites_a]}
-    if any(alone.values()):
-        text = "; ".join(f"only {name} has {listed(names)}" for name, names in alone.items() if names)
+    alone = [(a, [s for s in sites_a if s not in sites_b]), (b, [s for s in sites_b if s not in sites_a])]
+    if text := "; ".join(f"only {run.name} has {listed(names)}" for run, names in alone if names):
         raise ValueError(f"two runs are compared at sites of the same name, but {text}. sites= names common ones")
     for site in sites_a:
         shape_a, shape_b = a.shape(site), b.shape(site)
@@ -265,7 +264,7 @@ def _of_coefficients(a: Run, b: Run, sites: Sequence[str]) -> Iterator[Caveat]:
         yield from (Caveat(text, site) for site in run.coefficients_moved() if site in sites)
     if a is not b:
         sums_a, sums_b = (run.coefficient_sums()[-1:, [run.sites.index(site) for site in sites]] for run in (a, b))
-        text = f"{a.name} and {b.name} have other coefficients: atom i of one is not atom i of the other"
+        text = f"{a.name} and {b.name} have different coefficients: atom i of one is not atom i of the other"
         yield from (Caveat(text, site) for site, differs in zip(sites, differ(sums_a, sums_b), strict=True) if differs)
 
 

@@ -64,8 +64,6 @@ class Recorder(AbstractContextManager["Recorder"]):
             raise ValueError("activations need inputs: give probe=")
         if probe is not None and what != "activations":
             raise ValueError(f"probe= is for activations, not for {what}")
-        if isinstance(probe, (int, float)):
-            raise ValueError(f"probe={probe!r}: give the inputs (a tensor, batches, 'demo'), not their number")
         if dtype not in CODES:
             raise ValueError(f"dtype={dtype}: one of {', '.join(map(str, CODES))}")
         self.folder, self.model, self.what = Path(folder), model, what

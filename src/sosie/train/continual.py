@@ -215,7 +215,7 @@ def _class_counts(tasks: Sequence[Task], method: str, start: str) -> list[int]:
     class_counts = []
     for k, (images, labels, test_images, test_labels) in enumerate(tasks):
         if not 0 < len(images) == len(labels) or not 0 < len(test_images) == len(test_labels):
-            counts = f"{len(images)} and {len(labels)}, to test {len(test_images)} and {len(test_labels)}"
+            counts = f"{len(images)} and {len(labels)}, for the test {len(test_images)} and {len(test_labels)}"
             raise ValueError(f"task {k} needs as many labels as images, and at least one; got {counts}")
         classes = int(labels.max()) + 1
         whole = int(labels.min()) >= 0 and len(labels.unique()) == classes > 1
@@ -223,7 +223,7 @@ def _class_counts(tasks: Sequence[Task], method: str, start: str) -> list[int]:
             trained, tested = (f"{int(part.min())} to {int(part.max())}" for part in (labels, test_labels))
             raise ValueError(
                 f"task {k}: labels must be counted from 0, with two or more classes that all have training images; "
-                f"got labels {trained}, to test {tested}"
+                f"got labels {trained} and test labels {tested}"
             )
         class_counts.append(classes)
     return class_counts

@@ -57,9 +57,9 @@ def fit(
     an_epoch = recipe.steps(len(images))
     training = Training(model, recipe.padded(images), labels, recipe, seed=seed, penalty=penalty, masks=masks)
     plan = recipe.make_schedule(training.stepper, an_epoch)
-    live = averaged = None
+    live = _floating_point(model)  # in the memory layout that Training sets
+    averaged: AveragedModel | None = None
     if recipe.average is not None:
-        live = _floating_point(model)  # in the memory layout that Training sets
         averaged = AveragedModel(live, multi_avg_fn=get_ema_multi_avg_fn(recipe.average), use_buffers=True)
 
     def notify(epoch: int) -> None:
@@ -85,7 +85,7 @@ def fit(
         for step, (index, draws) in enumerate(tracked, first * an_epoch + 1):
             training.step(index, draws)
             plan.step()
-            if live is not None and averaged is not None:
+            if averaged is not None:
                 averaged.update_parameters(live)
             epoch, rest = divmod(step, an_epoch)
             if step % LOOKS == 0 or not rest:
@@ -94,7 +94,7 @@ def fit(
                 notify(epoch)
                 if saved is not None and (epoch % save_every == 0 or epoch == recipe.epochs):
                     saved.save(epoch)
-    if live is not None and averaged is not None:
+    if averaged is not None:
         _put_back(model, live, averaged, masked=masks is not None)
     return model.eval()
 

@@ -308,10 +308,9 @@ class Penalty(Attached):
         """The columns that are compared, of all models, and their pairs."""
         if self.pairs == "stage":
             self._hooks[0].keep_inputs_of([stage[0] for stage in similarity.stages(sides[0])])
-        if len(sides) == 1:
-            return similarity.numbered(similarity.pairs_within(sides[0], self.pairs))
-        names = ["", "the target"] if self.target is not None else [f"model {k}" for k in range(len(sides))]
-        return similarity.numbered(similarity.pairs_across(sides, names, self.pairs))
+        alone = len(sides) == 1 or self.target is not None
+        names = ["", "the target"][: len(sides)] if alone else [f"model {k}" for k in range(len(sides))]
+        return similarity.numbered(similarity.column_pairs(sides, names, self.pairs))
 
     def _target_values(self) -> list[SiteValue]:
         hooks = self._hooks[0]

@@ -71,7 +71,7 @@ def stages(shown: Sequence[SiteValue]) -> list[list[SiteValue]]:
     made: list[list[SiteValue]] = []
     inputs = {each.site.label: each for each in shown if each.is_input}
     before: tuple[Any, ...] | None = None
-    for each in _outputs(shown):
+    for each in (value for value in shown if not value.is_input):
         key = (each.site.module_name.rpartition(".")[0], each.site.shape)
         if key != before:
             made.append([inputs[each.site.label]] if each.site.label in inputs else [])
@@ -80,43 +80,37 @@ def stages(shown: Sequence[SiteValue]) -> list[list[SiteValue]]:
     return made
 
 
-def pairs_within(shown: Sequence[SiteValue], pairs: Pairs) -> list[ColumnPair]:
-    """All pairs of columns of one model that are compared, each once."""
-    outputs = _outputs(shown)
+def column_pairs(sides: Sequence[Sequence[SiteValue]], names: Sequence[str], pairs: Pairs) -> list[ColumnPair]:
+    """All pairs of columns that are compared, each once, labelled "site of name", or by the site alone.
+
+    `sides`: the values of one model, whose layers are compared, or of several, which are compared with each other.
+    """
+    outputs = [
+        [replace(v, label=f"{v.label} of {name}") if name else v for v in side if not v.is_input]
+        for side, name in zip(sides, names, strict=True)
+    ]
     if pairs == "stage":
-        chosen = [pair for stage in stages(shown) for pair in combinations(stage, 2)]
+        chosen = [pair for stage in stages(sides[0]) for pair in combinations(stage, 2)]
     elif pairs == "all":
-        chosen = list(combinations(outputs, 2))
+        chosen = list(combinations(outputs[0], 2))
+    elif pairs == "same":
+        by_label = [{value.site.label: value for value in side} for side in outputs]
+        for name, there in zip(names[1:], by_label[1:], strict=True):
+            if missing := [label for label in by_label[0] if label not in there]:
+                raise SiteError(
+                    f"{name} has no site {missing[0]!r}{nearest(missing[0], there)}; name the sites that correspond: "
+                    "pairs=[(site, site), …]"
+                )
+        chosen = [(a[label], b[label]) for label in by_label[0] for a, b in combinations(by_label, 2)]
     else:
-        chosen = _named_pairs(outputs, outputs, pairs)
+        both = list(combinations(outputs, 2)) or [(outputs[0], outputs[0])]
+        chosen = [pair for a, b in both for pair in _named_pairs(a, b, pairs)]
     if not chosen:
         raise SiteError(
-            f"the sites give one layer only ({outputs[0].label!r}), and a penalty within a model needs at least two: "
-            "name more, or leave sites out"
+            f"the sites give one layer only ({outputs[0][0].label!r}), and a penalty within a model needs at least "
+            "two: name more, or leave sites out"
         )
     return chosen
-
-
-def pairs_across(models: Sequence[Sequence[SiteValue]], names: Sequence[str], pairs: Pairs) -> list[ColumnPair]:
-    """All pairs of columns of different models, each once, labelled "site of name", or by the site alone."""
-    sides = [
-        [replace(each, label=f"{each.label} of {name}") if name else each for each in _outputs(model)]
-        for model, name in zip(models, names, strict=True)
-    ]
-    if pairs != "same":
-        return [pair for a, b in combinations(sides, 2) for pair in _named_pairs(a, b, pairs)]
-    by_label = [{each.site.label: each for each in side} for side in sides]
-    for name, there in zip(names[1:], by_label[1:], strict=True):
-        if missing := [label for label in by_label[0] if label not in there]:
-            raise SiteError(
-                f"{name} has no site {missing[0]!r}{nearest(missing[0], there)}; name the sites that correspond: "
-                "pairs=[(site, site), …]"
-            )
-    return [(a[label], b[label]) for label in by_label[0] for a, b in combinations(by_label, 2)]
-
-
-def _outputs(shown: Sequence[SiteValue]) -> list[SiteValue]:
-    return [each for each in shown if not each.is_input]
 
 
 def _named_pairs(a: Sequence[SiteValue], b: Sequence[SiteValue], pairs: Any) -> list[ColumnPair]:

@@ -176,7 +176,6 @@ class Masks(Mapping[str, Tensor]):
         current.copy_(mask)
         self.weight(layer).masked_fill_(~current, 0)
 
-    @torch.no_grad()
     def apply(self) -> None:
         """Set the weights to 0 where they are masked."""
         self._multiply({layer: self.weight(layer) for layer in self})
@@ -235,10 +234,10 @@ class Masks(Mapping[str, Tensor]):
         kept, weights = (sum(row[key] for row in self.densities()) for key in ("kept", "weights"))
         return f"<Masks of {len(self)} layers: {kept:,} of {weights:,} weights kept, sparsity {1 - kept / weights:.4f}>"
 
-    @torch.no_grad()
     def _mask_gradients(self) -> None:
         self._multiply({layer: grad for layer in self if (grad := self.weight(layer).grad) is not None})
 
+    @torch.no_grad()
     def _multiply(self, tensors: Mapping[str, Tensor]) -> None:
         """Multiply weights or gradients by the masks of their layers, on a GPU in a single kernel."""
         if tensors:
@@ -317,13 +316,12 @@ def load_masked(model: nn.Module, state: Mapping[str, Tensor] | str | os.PathLik
         if not isinstance(module, KINDS) or module._parameters.get("weight") is None:
             wrong.append(f"{layer!r} is not a layer with a weight")
             continue
-        first = owner.setdefault(id(weight_of(module)), (layer, module))
+        first, holder = owner.setdefault(id(weight_of(module)), (layer, module))
         if weight_of(module).shape != mask.shape:
             wrong.append(f"{layer!r} has a weight {tuple(weight_of(module).shape)} but a mask {tuple(mask.shape)}")
-        elif first[1] is not module:
-            wrong.append(f"{layer!r} shares the weight of {first[0]!r}, which has a mask of its own")
-        elif weight is not None and weight.shape == mask.shape and bool((weight[~mask] != 0).any()):
-            count = int((weight[~mask] != 0).sum())
+        elif holder is not module:
+            wrong.append(f"{layer!r} shares the weight of {first!r}, which has its own mask")
+        elif weight is not None and weight.shape == mask.shape and (count := int((weight[~mask] != 0).sum())):
             wrong.append(f"{count} weights of {layer!r} are not 0 where they are masked: was it trained without hold?")
         elif mask_of(module) is None:
             bare.append(module)
@@ -373,7 +371,7 @@ def densities_of(shapes: Mapping[str, Shape], sparsity: float, how: Spread = "er
     kept = kept_of(sum(sizes.values()), sparsity)
     if how == "uniform":
         return dict.fromkeys(shapes, kept / sum(sizes.values()))
-    raw = {name: sum(shape) / math.prod(shape) for name, shape in shapes.items()}
+    raw = {name: sum(shape) / sizes[name] for name, shape in shapes.items()}
     full: set[str] = set()
     while True:
         rest = [name for name in shapes if name not in full]
@@ -419,13 +417,12 @@ def random_masks(
         which = f"{_quoted(known)} {'has a mask' if len(known) == 1 else 'have masks'}"
         raise ValueError(f"{which} already: Masks.of(model).remove() removes all")
     shapes = {name: tuple(weight_of(module).shape) for name, module in layers.items()}
-    counts = counts_of(shapes, sparsity, how)
     generator = torch.Generator().manual_seed(seed)
     masks = {}
-    for name, shape in shapes.items():
-        mask = torch.zeros(math.prod(shape), dtype=torch.bool)
-        mask[torch.randperm(len(mask), generator=generator)[: counts[name]]] = True
-        masks[name] = mask.view(shape)
+    for name, count in counts_of(shapes, sparsity, how).items():
+        mask = torch.zeros(shapes[name], dtype=torch.bool)
+        mask.view(-1)[torch.randperm(mask.numel(), generator=generator)[:count]] = True
+        masks[name] = mask
     return new_masks(layers, masks)
 
 
@@ -481,9 +478,10 @@ def _bare(module: nn.Module) -> nn.Module:
     return bare
 
 
-def _mask(bare: nn.Module) -> Tensor:
-    mask = mask_of(bare)
-    return torch.ones_like(weight_of(bare), dtype=torch.bool) if mask is None else mask != 0
+def _mask(module: nn.Module) -> Tensor:
+    """The mask of a module's weight, True everywhere if it has none."""
+    mask = mask_of(module)
+    return torch.ones_like(weight_of(module), dtype=torch.bool) if mask is None else mask != 0
 
 
 def _further(kept: Tensor, sparsity: float, what: str) -> int:
@@ -646,8 +644,7 @@ def sparse_cost(model: nn.Module, *args: Any, **kwargs: Any) -> SparseCost:
     modules = Names.of(core).by_name
     rows: dict[tuple[int, int], dict[str, Any]] = {}  # by where the weight is in memory
     for name in layers_of(core):
-        weight, mask = weight_of(modules[name]), mask_of(modules[name])
-        kept = weight.numel() if mask is None else int((mask != 0).sum())
+        weight, kept = weight_of(modules[name]), int(_mask(modules[name]).sum())
         rows[_where(weight)] = {"layer": name, "weights": weight.numel(), "kept": kept, "flops": 0}
 
     def recording(formula: Callable[..., int]) -> Callable[..., int]:
@@ -736,8 +733,8 @@ def weight_histogram(
         positive(limit, "limit", why="None takes the largest weight")
     parts = []
     for module in _chosen(model, layers).values():
-        weight, mask = weight_of(module).detach(), mask_of(module)
-        parts.append((weight.flatten() if mask is None or masked else weight[mask != 0]).double().cpu())
+        weight = weight_of(module).detach()
+        parts.append((weight.flatten() if masked else weight[_mask(module)]).double().cpu())
     values = torch.cat(parts).numpy()
     if not np.isfinite(values).all():
         raise ValueError(f"{int((~np.isfinite(values)).sum())} weights of the model are NaN or infinite")

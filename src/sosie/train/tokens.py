@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -103,24 +104,18 @@ class TokenPenalty(Attached):
         counts = self._model.counts.values()
         terms = {"ratio": ratio_loss(decisions, [count / self._model.patch_count for count in counts])}
         if self.answers or self.tokens:
-            logits, tokens = self._of_teacher()
+            assert self.teacher is not None
+            # Only the tokens need a `norm`, which other teachers may lack.
+            watched = watch(self.teacher, ["norm"]) if self.tokens else nullcontext({})
+            with self._hooks[0].as_called(self.teacher) as (args, kwargs), watched as taught:
+                logits = self.teacher(*args, **kwargs)
             terms["answers"] = answer_loss(seen["head"], logits)
-            if self.tokens:
-                terms["tokens"] = token_loss(seen["norm"][:, 1:], tokens, decisions[-1])
+            if self.tokens:  # without the class token
+                terms["tokens"] = token_loss(seen["norm"][:, 1:], taught["norm"][:, 1:], decisions[-1])
         kept = torch.stack([each.detach().mean() for each in decisions])
         self.last = {**{name: term.detach() for name, term in terms.items()}, "kept": kept}
         weights = {"ratio": self.ratio, "answers": self.answers, "tokens": self.tokens}
         return torch.stack([weights[name] * term for name, term in terms.items()]).sum()
-
-    def _of_teacher(self) -> tuple[Tensor, Any]:
-        """The teacher's logits and, if they count, its tokens after the final norm without the class token."""
-        assert self.teacher is not None
-        with self._hooks[0].as_called(self.teacher) as (args, kwargs):
-            if not self.tokens:
-                return self.teacher(*args, **kwargs), None
-            with watch(self.teacher, ["norm"]) as seen:
-                logits = self.teacher(*args, **kwargs)
-            return logits, seen["norm"][:, 1:]
 
 
 @torch.no_grad()

@@ -232,14 +232,12 @@ def _mean(replies: list[Reply], before: Mapping[str, np.ndarray]) -> ArrayRecord
 
 def _drop_unusual(taken: dict[int, Reply], layout: Callable[[Reply], Hashable], what: str) -> Reasons:
     """Remove replies whose layout differs from that of most, where only clients know the right one."""
-    if not taken:
-        return {}
     layouts = {node: layout(reply) for node, reply in taken.items()}
-    usual = Counter(layouts.values()).most_common(1)[0][0]
-    unusual = {node: layout for node, layout in layouts.items() if layout != usual}
+    usual = Counter(layouts.values()).most_common(1)
+    unusual = {node: layout for node, layout in layouts.items() if layout != usual[0][0]}
     for node in unusual:
         del taken[node]
-    return {node: f"sent {what} {layout}, most sent {usual}" for node, layout in unusual.items()}
+    return {node: f"sent {what} {layout}, most sent {usual[0][0]}" for node, layout in unusual.items()}
 
 
 def _metric_layout(reply: Reply) -> Hashable:
