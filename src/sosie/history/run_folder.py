@@ -397,7 +397,7 @@ def choose_sites(
     chosen: set[str] = set()
     for site in [sites] if isinstance(sites, (str, type)) else sites:
         if not isinstance(site, type):
-            chosen.update(matching(known, site, f"no {word} is called"))
+            chosen.update(matching(known, str(site), f"no {word} is called"))
         elif fits := {name for name, module in (modules or {}).items() if isinstance(module, site)}:
             chosen |= fits
         else:

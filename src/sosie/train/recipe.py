@@ -103,7 +103,7 @@ class Recipe:
         if self.average is not None and not 0 < self.average < 1:
             raise ValueError(f"average={self.average!r}: need the share of the average kept by a step, between 0 and 1")
         if self.schedule == "one_cycle" and self.warmup:
-            raise ValueError("the one-cycle schedule has a rise of its own: use warmup with 'cosine' or 'constant'")
+            raise ValueError("the one-cycle schedule has its own rise: use warmup with 'cosine' or 'constant'")
 
     def refuse(self, who: str, *names: str) -> None:
         """Raise if one of these fields, which `who` does not support, is not at its default."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -106,12 +106,12 @@ class TokenPenalty(Attached):
         if self.answers or self.tokens:
             assert self.teacher is not None
             # Only the tokens need a `norm`, which other teachers may lack.
-            watched = watch(self.teacher, ["norm"]) if self.tokens else nullcontext({})
-            with self._hooks[0].as_called(self.teacher) as (args, kwargs), watched as taught:
+            watched: AbstractContextManager[Any] = watch(self.teacher, ["norm"]) if self.tokens else nullcontext({})
+            with self._hooks[0].as_called(self.teacher) as (args, kwargs), watched as teacher_sites:
                 logits = self.teacher(*args, **kwargs)
             terms["answers"] = answer_loss(seen["head"], logits)
             if self.tokens:  # without the class token
-                terms["tokens"] = token_loss(seen["norm"][:, 1:], taught["norm"][:, 1:], decisions[-1])
+                terms["tokens"] = token_loss(seen["norm"][:, 1:], teacher_sites["norm"][:, 1:], decisions[-1])
         kept = torch.stack([each.detach().mean() for each in decisions])
         self.last = {**{name: term.detach() for name, term in terms.items()}, "kept": kept}
         weights = {"ratio": self.ratio, "answers": self.answers, "tokens": self.tokens}

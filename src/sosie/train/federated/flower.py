@@ -251,7 +251,7 @@ def _atom_layout(reply: Reply) -> Hashable:
 
 def _warn(server_round: int, what: str, dropped: Reasons) -> None:
     for node, why in dropped.items():
-        log.warning("round %d: %s goes on without client %d: %s", server_round, what, node, why)
+        log.warning("round %d: %s continues without client %d: %s", server_round, what, node, why)
 
 
 def _parts(model: nn.Module, part: str) -> dict[str, Tensor]:

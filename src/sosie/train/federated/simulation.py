@@ -58,47 +58,31 @@ class Method:
     same_atoms: bool = True
 
 
-def fedavg() -> Method:
-    """One model for all, averaged (McMahan et al. 2017); tested after a last local training."""
-    return Method("fedavg", "all", "none", (Phase("all"),), Phase("all"))
-
-
-def fedprox(mu: float = 0.01) -> Method:
-    """As fedavg, with each client pulled to the server's model by μ/2 ‖θ − θ_server‖² (Li et al. 2020)."""
-    return Method("fedprox", "all", "none", (Phase("all", pull=mu),), Phase("all"))
-
-
-def fedper() -> Method:
-    """Each client has its own last layer (Arivazhagan et al. 2019)."""
-    return Method("fedper", "body", "head", (Phase("all"),), Phase("head"))
-
-
-def fedrep(body_epochs: int = 1) -> Method:
-    """As fedper, but the head trains first, then the body, in the last `body_epochs` (Collins et al. 2021)."""
-    first = Phase("head", epochs=lambda epochs: epochs - body_epochs)
-    return Method("fedrep", "body", "head", (first, Phase("body", epochs=lambda _: body_epochs)), Phase("head"))
-
-
-def ditto(lam: float = 0.1) -> Method:
-    """fedavg, and for each client a second model, pulled to the server's by λ/2 ‖θ − θ_server‖² (Li et al. 2021)."""
-    near = Phase("all", pull=lam, kept=True)
-    return Method("ditto", "all", "all", (Phase("all"), near), near)
-
-
-def local() -> Method:
-    """Only the start is shared."""
-    return Method("local", "none", "all", (Phase("all"),), Phase("all"))
-
-
-def atoms() -> Method:
-    """Coefficients are averaged; each client has its own atoms, biases and head ("evolving" coefficients)."""
-    return Method("atoms", "coefficients", "own", (Phase("all"),), Phase("own"))
-
-
-COMMON = ("last", "last_epochs", "same_atoms")  # options of every method
 METHODS: dict[str, Callable[..., Method]] = {
-    made.__name__: made for made in (fedavg, fedprox, fedper, fedrep, ditto, local, atoms)
+    # One model for all, averaged; tested after a last local training (McMahan et al. 2017).
+    "fedavg": lambda: Method("fedavg", "all", "none", (Phase("all"),), Phase("all")),
+    # As fedavg, with each client pulled to the server's model by μ/2 ‖θ − θ_server‖² (Li et al. 2020).
+    "fedprox": lambda mu=0.01: Method("fedprox", "all", "none", (Phase("all", pull=mu),), Phase("all")),
+    # Each client has its own last layer (Arivazhagan et al. 2019).
+    "fedper": lambda: Method("fedper", "body", "head", (Phase("all"),), Phase("head")),
+    # As fedper, but the head trains first, then the body, in the last `body_epochs` (Collins et al. 2021).
+    "fedrep": lambda body_epochs=1: Method(
+        "fedrep",
+        "body",
+        "head",
+        (Phase("head", epochs=lambda epochs: epochs - body_epochs), Phase("body", epochs=lambda _: body_epochs)),
+        Phase("head"),
+    ),
+    # fedavg, and for each client a second model, pulled to the server's by λ/2 ‖θ − θ_server‖² (Li et al. 2021).
+    "ditto": lambda lam=0.1: Method(
+        "ditto", "all", "all", (Phase("all"), Phase("all", pull=lam, kept=True)), Phase("all", pull=lam, kept=True)
+    ),
+    # Only the start is shared.
+    "local": lambda: Method("local", "none", "all", (Phase("all"),), Phase("all")),
+    # Coefficients are averaged; each client has its own atoms, biases and head ("evolving" coefficients).
+    "atoms": lambda: Method("atoms", "coefficients", "own", (Phase("all"),), Phase("own")),
 }
+COMMON = ("last", "last_epochs", "same_atoms")  # options of every method
 
 
 def open_method(spec: str | Method) -> Method:
@@ -425,7 +409,7 @@ class Server:
         return entry if good else {**entry, "note": "every client was dropped: the server keeps what it had"}
 
     def finish(self, turn: int) -> tuple[State, dict[str, Any]]:
-        """Every client's model after a last training of its own, and the entry for the history."""
+        """Every client's model after a last local training, and the entry for the history."""
         who = torch.arange(len(self.clients), device=self.clients.train.device)
         trained = self.train(self.method.last, who, self.personal, (turn, 0), self.method.last_epochs)
         dropped = _not_finite(who.tolist(), trained)
