@@ -109,7 +109,7 @@ def test_what_cannot_be_trained_is_refused() -> None:
     model = dynamic()
     with pytest.raises(TypeError, match="need a dynamic_vit, got VisionTransformer"):
         TokenPenalty(vit(**SMALL))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="keep=1 drops nothing"):
+    with pytest.raises(ValueError, match="keep=1 drops no tokens"):
         TokenPenalty(dynamic(keep=1.0))
     with pytest.raises(ValueError, match="the model itself"):
         TokenPenalty(model, model)
