@@ -18,7 +18,6 @@ from ..capture import (
     Masks,
     Site,
     SiteError,
-    UnknownSite,
     Watch,
     answer_in,
     as_found,
@@ -73,10 +72,10 @@ class Cut:
         self._root = unwrap(model)
         names = Names.of(self._root)
         if not isinstance(site, str):
-            raise UnknownSite(f"a cut is at one site, given by its name, got {site!r}")
+            raise SiteError(f"a cut is at one site, given by its name, got {site!r}")
         place = find_name(names, site)
         if place is None:
-            raise UnknownSite(f"no module is called {site!r}{nearest(site.partition('@')[0], names.by_name)}")
+            raise SiteError(f"no module is called {site!r}{nearest(site.partition('@')[0], names.by_name)}")
         self._name, self._call_number = place[0], place[1] or 1
         self._module = names.by_name[self._name]
         own = [name for name, module in names.by_name.items() if module is self._module]
