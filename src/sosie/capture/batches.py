@@ -261,7 +261,11 @@ class Batches:
             self._data = DataLoader(data, batch_size=BATCH, shuffle=False)
         elif isinstance(data, (str, bytes)) or not isinstance(data, Iterable):
             raise TypeError(f"data must be iterable and yield batches, got {type(data).__name__}")
-        elif isinstance(data, tuple) and _looks_like_a_pair(data):
+        elif (
+            isinstance(data, tuple)
+            and all(isinstance(part, (Tensor, np.ndarray)) for part in data)
+            and len({tuple(part.shape[1:]) for part in data}) > 1
+        ):
             raise BadBatch("this tuple of tensors is ambiguous, one batch or two: give [(x, y)] or TensorDataset(x, y)")
         self.places = None if self.total is None else _places(self.total, self._data)
         self.reuses_buffers = not isinstance(self._data, (list, tuple, DataLoader))  # possibly
@@ -323,7 +327,7 @@ def recut(
                 yield _take(waiting, size, wanted=share.has(number))
                 number, held = number + 1, held - size
             if source.reuses_buffers and waiting:
-                waiting[-1] = replace(waiting[-1], batch=rebuild(_copied, waiting[-1].batch))
+                waiting[-1] = replace(waiting[-1], batch=rebuild(lambda leaf: _moved(leaf, None), waiting[-1].batch))
         if held:
             yield _take(waiting, held, wanted=share.has(number))
 
@@ -361,10 +365,6 @@ def _spans(
         yield skip, skip + chunk
         skip += chunk
     yield skip, end
-
-
-def _copied(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _bounded(source: Batches, skip: int, max_rows: int | None) -> Iterator[tuple[int, Chunk]]:
@@ -412,11 +412,6 @@ def _loaded(loader: DataLoader[Any], spans: Iterable[Span]) -> Iterable[Any]:
     options = "num_workers pin_memory timeout worker_init_fn multiprocessing_context prefetch_factor generator"
     same: dict[str, Any] = {name: getattr(loader, name) for name in options.split()}
     return DataLoader(loader.dataset, batch_sampler=(list(range(*span)) for span in spans), **same)
-
-
-def _looks_like_a_pair(data: tuple[Any, ...]) -> bool:
-    arrays = [part for part in data if isinstance(part, (Tensor, np.ndarray))]
-    return len(arrays) == len(data) > 1 and len({tuple(part.shape[1:]) for part in arrays}) > 1
 
 
 def _is_map_style(data: Any) -> bool:
