@@ -25,8 +25,8 @@ class AttentionWeights(nn.Softmax):
     """Softmax over the keys, or over the keys that a policy keeps.
 
     `policy` (batch, tokens) is 1 for kept and 0 for dropped tokens. A dropped token still sees itself, so it is
-    computed as if it had stayed (Rao et al. 2021); kept tokens do not see it. The gradient with respect to the policy is that of
-    the quotient; torch's softmax of −inf would have none.
+    computed as if it had stayed (Rao et al. 2021); kept tokens do not see it. The gradient with respect to the policy
+    is that of the quotient; torch's softmax of −inf would have none.
     """
 
     def forward(self, scores: Tensor, policy: Tensor | None = None) -> Tensor:
