@@ -1,9 +1,9 @@
 """Check which axis of a site's output sosie takes as its features, in architectures of torchvision and timm.
 
-`python bench/layouts.py after` needs torchvision and timm, writes the column "after" of docs/layouts.json, and
 `python bench/layouts.py after` needs torchvision and timm. It writes the column "after" of docs/layouts.json, and
-tokens equals the width of a layer, so the features are the axis whose size does. Sites with none or several such axes
-are reported, but not counted.
+docs/layouts.md from it. The true axis is known from sizes alone: inputs are chosen so that no height, width or number
+of tokens equals the width of a layer, so the features are the axis whose size does. Sites with none or several such
+axes are reported, but not counted.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ INPUTS = 2
 HEAD = """# Which axis holds the features
 
 `rows="mean"`, `"positions"`, `"cls"` and `"last"` need the axis of an activation that holds its features. It is found
-by following the operations of the first forward, from the layers whose weights make the features. The table checks every
-module output of three or more axes whose first axis counts the inputs, in architectures with random weights.
+by following the operations of the first forward, from the layers whose weights make the features. The table checks
+every module output of three or more axes whose first axis counts the inputs, in architectures with random weights.
 
 The true axis is known from sizes: inputs are chosen so that no height, width or number of tokens equals the width of a
 layer. *Unclear* counts sites where two axes or none have the width of a layer; they are not among the sites. *Right
