@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import sosie
 import sosie.stats
-from sosie.capture import BadBatch, SilentSite, SiteError
+from sosie.capture import SilentSite, SiteError
 from sosie.engine.comparing import FLOAT32_SQUARES, Inspector
 from sosie.report import print_comparison
 from sosie.results import Comparison
@@ -52,14 +52,14 @@ def test_a_site_that_is_not_finite_is_named(bad: float, memory: int | None) -> N
 
 def test_empty_data() -> None:
     for data in ([], torch.zeros(0, 8), iter([])):
-        with pytest.raises(BadBatch, match="no inputs"):
+        with pytest.raises(ValueError, match="no inputs"):
             sosie.compare(mlp(), mlp(1), data)
 
 
 def test_an_iterator_that_is_used_up() -> None:
     data = iter([inputs(20)])
     sosie.compare(mlp(), mlp(1), data)
-    with pytest.raises(BadBatch):
+    with pytest.raises(ValueError):
         sosie.compare(mlp(), mlp(1), data)
 
 

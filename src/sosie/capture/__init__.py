@@ -3,7 +3,6 @@
 from ..checks import nearest
 from .batches import (
     ALL,
-    BadBatch,
     Batches,
     Chunk,
     Share,

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,19 +28,17 @@ MASK, DECODER_MASK = "attention_mask", "decoder_attention_mask"
 _OPTIONS = (bool, int, float, str, type(None))
 
 
-class BadBatch(ValueError):
-    """The data yielded no inputs, or something that cannot be given to a model."""
-
-
 def count_inputs(batch: Any) -> int:
     """Return the number of inputs in a batch; all its parts must agree."""
     lengths = _lengths(batch, "the batch", ())
     if not lengths:
-        raise BadBatch(f"a batch of type {type(batch).__name__} holds no tensor; {_ACCEPTED}")
+        raise ValueError(f"a batch of type {type(batch).__name__} holds no tensor; {_ACCEPTED}")
     (first, count), *others = lengths
     for name, length in others:
         if length != count:
-            raise BadBatch(f"all parts of a batch need the same length: {first} has {count} rows, {name} has {length}")
+            raise ValueError(
+                f"all parts of a batch need the same length: {first} has {count} rows, {name} has {length}"
+            )
     return count
 
 
@@ -56,7 +54,7 @@ def join(batches: Sequence[Any]) -> Any:
     first = batches[0]
     kinds = {_kind(batch) for batch in batches}
     if len(kinds) > 1:
-        raise BadBatch(f"batches of different structure: {' and '.join(sorted(kinds))}")
+        raise ValueError(f"batches of different structure: {' and '.join(sorted(kinds))}")
     if isinstance(first, Mapping):
         for mask in (MASK, DECODER_MASK):
             if mask in first:
@@ -67,7 +65,7 @@ def join(batches: Sequence[Any]) -> Any:
     if isinstance(first, Tensor):
         shapes = sorted({tuple(tensor.shape[1:]) for tensor in batches})
         if len(shapes) > 1:
-            raise BadBatch(
+            raise ValueError(
                 f"inputs of different shape, {shapes[0]} and {shapes[1]}, cannot be regrouped into blocks of rows: pad "
                 f"or resize them in the loader (dicts with an {MASK} are padded automatically)"
             )
@@ -158,14 +156,14 @@ def _lengths(batch: Any, name: str, options: tuple[type, ...]) -> list[tuple[str
         return [length for label, part in parts for length in _lengths(part, label, (type(None),))]
     if isinstance(batch, (Tensor, np.ndarray)):
         if batch.ndim == 0:
-            raise BadBatch(f"{name} is a tensor without dimensions; the first dimension must count the inputs")
+            raise ValueError(f"{name} is a tensor without dimensions; the first dimension must count the inputs")
         return [(name, len(batch))]
     if isinstance(batch, (list, tuple)):
         return [(name, len(batch))]
     if isinstance(batch, options):
         return []
     samples = "; use a DataLoader to batch single samples" if isinstance(batch, (int, float, str)) else ""
-    raise BadBatch(f"{name} is of type {type(batch).__name__}; {_ACCEPTED}{samples}")
+    raise ValueError(f"{name} is of type {type(batch).__name__}; {_ACCEPTED}{samples}")
 
 
 def _kind(batch: Any) -> str:
@@ -181,7 +179,7 @@ def _pad_tokens(batches: Sequence[Mapping[str, Any]], mask: str) -> list[dict[st
     for batch in batches:
         tokens = batch[mask].shape[1]
         if batch[mask].ndim != 2 and tokens != longest:
-            raise BadBatch(f"{mask} of shape {tuple(batch[mask].shape)} cannot be padded to {longest} tokens")
+            raise ValueError(f"{mask} of shape {tuple(batch[mask].shape)} cannot be padded to {longest} tokens")
         padded = dict(batch)
         for key, part in batch.items():
             # The decoder's tokens must not be padded without a mask of their own.
@@ -200,7 +198,7 @@ def input_rows(batch: Any, count: int) -> Tensor:
     for leaf in leaves:
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and len(leaf) == count:
             return leaf.detach().reshape(count, -1)
-    raise BadBatch(
+    raise ValueError(
         "a measure that regresses out the inputs needs floating-point data (images, say): "
         f"got {', '.join(type(leaf).__name__ for leaf in leaves) or 'no data'}"
     )
@@ -233,21 +231,14 @@ class Share:
 
 ALL = Share()
 Span = tuple[int, int]  # start and stop of consecutive inputs
-
-
-class Places(NamedTuple):
-    """Data whose inputs can be read in any order: their number, the batch size, and a function that reads them."""
-
-    total: int
-    size: int
-    read: Callable[[Iterable[Span]], Iterable[Any]]  # yields one batch per span
+Reader = Callable[[Iterable[Span]], Iterable[Any]]  # yields one batch per span
 
 
 class Batches:
     """Any data as batches: an iterable of them, a whole tensor, array, dict or list of texts, or a Dataset of samples.
 
-    `total` is the number of inputs, None if it is unknown before the data are read; `places` reads them in any order,
-    None if that is impossible.
+    `total` is the number of inputs, None if it is unknown before the data are read. `read` reads inputs in any order,
+    None if that is impossible; `size` is then the batch size.
     """
 
     def __init__(self, data: Any) -> None:
@@ -266,8 +257,10 @@ class Batches:
             and all(isinstance(part, (Tensor, np.ndarray)) for part in data)
             and len({tuple(part.shape[1:]) for part in data}) > 1
         ):
-            raise BadBatch("this tuple of tensors is ambiguous, one batch or two: give [(x, y)] or TensorDataset(x, y)")
-        self.places = None if self.total is None else _places(self.total, self._data)
+            raise ValueError(
+                "this tuple of tensors is ambiguous, one batch or two: give [(x, y)] or TensorDataset(x, y)"
+            )
+        self.size, self.read = (0, None) if self.total is None else _random_access(self._data)
         self.reuses_buffers = not isinstance(self._data, (list, tuple, DataLoader))  # possibly
 
     def __iter__(self) -> Iterator[Any]:
@@ -277,7 +270,7 @@ class Batches:
     def _counted(self) -> Iterator[tuple[Any, int]]:
         stream = iter(self._data)
         if stream is self._data and self._used:
-            raise BadBatch("the data are a one-shot iterator that was read before: give a list or a DataLoader")
+            raise ValueError("the data are a one-shot iterator that was read before: give a list or a DataLoader")
         self._used = True
         empty = True
         for raw in stream:
@@ -287,7 +280,7 @@ class Batches:
                 empty = False
                 yield batch, count
         if empty:
-            raise BadBatch("the data yielded no inputs")
+            raise ValueError("the data yielded no inputs")
 
 
 def recut(
@@ -311,8 +304,10 @@ def recut(
     if max_rows is not None:
         whole_number(max_rows, "max_rows", least=1)
     source = batches if isinstance(batches, Batches) else Batches(batches)
-    if share.of > 1 and source.places is not None:
-        yield from _read_share(source.places, share, block=block, skip=skip, max_rows=max_rows, largest=largest)
+    if share.of > 1 and source.total is not None and source.read is not None:
+        end = source.total if max_rows is None else min(source.total, max_rows)
+        spans = list(_spans(source.total, source.size, end, block=block, skip=skip, largest=largest))
+        yield from _read_share(source.read, spans, share)
     elif block is None:
         for number, (_, chunk) in enumerate(_bounded(source, skip, max_rows)):
             yield chunk if share.has(number) else replace(chunk, batch=None)
@@ -336,25 +331,20 @@ def _chunk_size(loaded: int, block: int, largest: int | None) -> int:
     return max(block, min(loaded, largest or loaded) // block * block)
 
 
-def _read_share(places: Places, share: Share, **options: Any) -> Iterator[Chunk]:
-    """Yield the chunks that a pass over the batches would give, reading only those of the share."""
-    spans = list(_spans(places, **options))
-    batches = iter(places.read(span for number, span in enumerate(spans) if share.has(number)))
+def _read_share(read: Reader, spans: Sequence[Span], share: Share) -> Iterator[Chunk]:
+    """Yield the chunks of a pass over the data, reading only those of the share."""
+    batches = iter(read(span for number, span in enumerate(spans) if share.has(number)))
     for number, (start, stop) in enumerate(spans):
         batch = None
         if share.has(number):
             batch = with_tensors(next(batches))
             if count_inputs(batch) != stop - start:
-                raise BadBatch(f"inputs {start} to {stop - 1} were requested, and {count_inputs(batch)} came")
+                raise ValueError(f"inputs {start} to {stop - 1} were requested, and {count_inputs(batch)} came")
         yield Chunk(batch, start, stop - start)
 
 
-def _spans(
-    places: Places, *, block: int | None, skip: int, max_rows: int | None, largest: int | None
-) -> Iterator[Span]:
-    """Yield the start and stop of each chunk of `recut`."""
-    total, size, _ = places
-    end = total if max_rows is None else min(total, max_rows)
+def _spans(total: int, size: int, end: int, *, block: int | None, skip: int, largest: int | None) -> Iterator[Span]:
+    """Yield the start and stop of each chunk of `recut` up to `end`."""
     if skip >= end:
         return
     if block is None:
@@ -394,17 +384,18 @@ def _take(waiting: deque[Chunk], size: int, *, wanted: bool) -> Chunk:
     return Chunk(join(taken) if wanted else None, start, size)
 
 
-def _places(total: int, data: Any) -> Places | None:
+def _random_access(data: Any) -> tuple[int, Reader | None]:
+    """Return the batch size and a reader of any inputs, or no reader."""
     if isinstance(data, DataLoader):
         # Sequential batches of one size, whose samples are collated independently.
         in_order = type(data.sampler) is SequentialSampler and not isinstance(data.dataset, IterableDataset)
         if data.batch_size is None or not in_order or data.collate_fn is not default_collate:
-            return None
-        return Places(total, data.batch_size, lambda spans: _loaded(data, spans))
+            return 0, None
+        return data.batch_size, lambda spans: _loaded(data, spans)
     read, size = getattr(data, "read", None), getattr(data, "size", None)
     if callable(read) and isinstance(size, int) and isinstance(getattr(data, "total", None), int):
-        return Places(total, size, lambda spans: (read(start, stop) for start, stop in spans))
-    return None
+        return size, lambda spans: (read(start, stop) for start, stop in spans)
+    return 0, None
 
 
 def _loaded(loader: DataLoader[Any], spans: Iterable[Span]) -> Iterable[Any]:
@@ -501,7 +492,7 @@ def model_arguments(
     chosen = without_labels(batch) if inputs is None else inputs(batch)
     has_text = is_text(chosen) or (isinstance(chosen, Mapping) and any(map(is_text, chosen.values())))
     if has_text and prepare is None and inputs is None:
-        raise BadBatch("the data are texts, which a model cannot read: give tokenisers as prepare_a= and prepare_b=")
+        raise ValueError("the data are texts, which a model cannot read: give tokenisers as prepare_a= and prepare_b=")
     if has_text and prepare is not None:
         chosen, prepare = _tokenised(chosen, prepare), None
     elif getattr(prepare, "text_only", False):
@@ -519,7 +510,7 @@ def model_arguments(
     if prepare is not None:
         if not positional or not isinstance(positional[0], Tensor):
             got = type(positional[0]).__name__ if positional else "nothing"
-            raise BadBatch(f"prepare is applied to the model's first argument, which is {got}, not a tensor")
+            raise ValueError(f"prepare is applied to the model's first argument, which is {got}, not a tensor")
         positional = (prepare(positional[0]), *positional[1:])
     return positional, beside
 
@@ -544,7 +535,7 @@ def _mask_beside(batch: Any, model: nn.Module) -> Tensor | None:
         _check_other_masks(model, [part for part in candidates if _pads(part)])
         return None
     if not candidates:
-        raise BadBatch(
+        raise ValueError(
             f"{type(model).__name__} takes an {MASK}, but a part of the batch has shape {tuple(of_scores[0].shape)}, "
             "as a mask of attention scores has: give the padding mask (inputs, tokens), 1 at tokens"
         )
@@ -552,7 +543,7 @@ def _mask_beside(batch: Any, model: nn.Module) -> Tensor | None:
     if len(binary) == 1 and _pads(binary[0]):
         return binary[0]
     gaps = ", with zeros between ones as in labels of tokens" if len(binary) == 1 else ""
-    raise BadBatch(
+    raise ValueError(
         f"{type(model).__name__} takes an {MASK}, and it is unclear which part of the batch that is: "
         f"{len(candidates)} beside the ids have shape {tuple(ids.shape[:2])}, and {len(binary)} of these hold only 0 "
         f"and 1{gaps}. Give dicts: {{'input_ids': …, {MASK!r}: …}}, and 'labels' if there are any"
@@ -569,7 +560,7 @@ def _check_other_masks(model: nn.Module, masks: Sequence[Tensor]) -> None:
     """Raise if the forward takes a mask by another name and a part of the batch may be it."""
     names = [name for name in _parameters(model) if _is_mask(name)]
     if names and not all(bool(mask.all()) for mask in masks):
-        raise BadBatch(
+        raise ValueError(
             f"the forward of {type(model).__name__} takes {names[0]!r}, and it is unclear whether a part of the batch, "
             "with rows of 1 then 0 or 0 then 1, is that or labels: give dicts that name the arguments and 'labels'"
         )
@@ -628,7 +619,7 @@ def _tokenised(texts: Any, prepare: Callable[[Any], Any]) -> Any:
     tokens = prepare(texts)
     parts = tokens.values() if isinstance(tokens, Mapping) else [tokens]
     if not any(isinstance(part, (Tensor, np.ndarray)) for part in with_tensors(list(parts))):
-        raise BadBatch(
+        raise ValueError(
             f"prepare must turn text into tensors, but returned {type(tokens).__name__} without one: let the tokeniser "
             'pad the texts and return tensors, e.g. tokeniser(texts, padding=True, return_tensors="pt")'
         )
@@ -659,7 +650,7 @@ def without_labels(batch: Any) -> Any:
     """Return the part of a batch that a model is given: the first of a pair, a dict without its labels."""
     if is_parts(batch):
         if not batch:
-            raise BadBatch("a batch is an empty tuple: there is nothing to give to the model")
+            raise ValueError("a batch is an empty tuple: there is nothing to give to the model")
         batch = batch[0]
     if isinstance(batch, Mapping):
         return {key: part for key, part in batch.items() if key not in _TARGETS}
@@ -678,7 +669,7 @@ def _main_key(keywords: dict[str, Any]) -> str:
     for key in (*_IMAGES, *tensors):
         if key in tensors and (key in _IMAGES or tensors[key].is_floating_point()):
             return key
-    raise BadBatch(f"prepare found no floating-point tensor among {', '.join(keywords) or 'no arguments'}")
+    raise ValueError(f"prepare found no floating-point tensor among {', '.join(keywords) or 'no arguments'}")
 
 
 # A random input for a model without data, to see how its forward runs

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batches import DECODER_MASK, MASK, BadBatch, is_parts, with_tensors
+from .batches import DECODER_MASK, MASK, is_parts, with_tensors
 from .sites import NoRows, Site
 
 Rule = str | Callable[[Tensor], Tensor]
@@ -182,13 +182,13 @@ def mask_of(batch: Any, key: str = MASK) -> Tensor | None:
         return None
     if mask.ndim != 2:
         # Without an error, padding would count as tokens.
-        raise BadBatch(f"{key} has shape {tuple(mask.shape)}; the padding mask must be (inputs, tokens), 1 at tokens")
+        raise ValueError(f"{key} has shape {tuple(mask.shape)}; the padding mask must be (inputs, tokens), 1 at tokens")
     mask = mask.cpu()  # once, since every site looks up rows in it
     others = mask[(mask != 0) & (mask != 1)]
     # Without padding an additive mask is all 0, which would mean nothing but padding.
     if len(others) or (mask.is_floating_point() and mask.numel() and not mask.any()):
         dtype = str(mask.dtype).removeprefix("torch.")
-        raise BadBatch(
+        raise ValueError(
             f"{key} {f'has {others[0].item():g} in it' if len(others) else f'is 0 everywhere, in {dtype}'}: it looks "
             "like a mask that is added to the scores. Give the padding mask, 1 (or True) at tokens and 0 (or False) at "
             "padding; transformers makes the additive one from it"

@@ -153,7 +153,7 @@ def default_sites(names: Names) -> list[str]:
 
 
 def repeated_blocks(names: Names) -> list[str]:
-    """Return the outermost modules with children whose class occurs at least twice; the layers, of a stack."""
+    """Return the outermost modules with children whose class occurs at least twice, or the layers of a stack."""
     blocks = {name: type(module) for name, module in names.unique().items() if _is_block(names, name)}
     by_class = defaultdict(list)
     for name, kind in blocks.items():

@@ -86,7 +86,7 @@ class AtomConv2d(_ConvNd):
     def like(cls, layer: nn.Conv2d, atoms: int, *, empty: bool = False) -> AtomConv2d:
         """Return a layer of the same shape with its own parameters, random or (`empty`) uninitialised."""
         device = "meta" if empty else layer.weight.device
-        made = cls(
+        twin = cls(
             layer.in_channels,
             layer.out_channels,
             layer.kernel_size,  # type: ignore[arg-type]
@@ -95,8 +95,8 @@ class AtomConv2d(_ConvNd):
             dtype=layer.weight.dtype,
             **_options(layer),
         )
-        made = made.to_empty(device=layer.weight.device) if empty else made
-        return made.train(layer.training)
+        twin = twin.to_empty(device=layer.weight.device) if empty else twin
+        return twin.train(layer.training)
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
@@ -113,15 +113,15 @@ class AtomConv2d(_ConvNd):
         """Return a plain convolution that computes the same, with its own parameters."""
         place: dict[str, Any] = {"device": self.atoms.device, "dtype": self.atoms.dtype}
         channels = self.in_channels, self.out_channels
-        made = skip_init(nn.Conv2d, *channels, self.kernel_size, **_options(self), **place)  # draws nothing
-        assert isinstance(made, nn.Conv2d)
+        conv = skip_init(nn.Conv2d, *channels, self.kernel_size, **_options(self), **place)  # draws nothing
+        assert isinstance(conv, nn.Conv2d)
         with torch.no_grad():
-            made.weight.copy_(self.weight)
-            if made.bias is not None and self.bias is not None:
-                made.bias.copy_(self.bias)
-                made.bias.requires_grad_(self.bias.requires_grad)
-        made.weight.requires_grad_(self.coefficients.requires_grad or self.atoms.requires_grad)
-        return made.train(self.training)
+            conv.weight.copy_(self.weight)
+            if conv.bias is not None and self.bias is not None:
+                conv.bias.copy_(self.bias)
+                conv.bias.requires_grad_(self.bias.requires_grad)
+        conv.weight.requires_grad_(self.coefficients.requires_grad or self.atoms.requires_grad)
+        return conv.train(self.training)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, atoms={len(self.atoms)}"
@@ -170,18 +170,18 @@ def decompose(model: nn.Module, atoms: int) -> Decomposed:
         u, s, vh = torch.linalg.svd(exact, full_matrices=False)
         # The sign of a singular vector is arbitrary: make the largest entry of each atom positive.
         sign = vh.gather(1, vh.abs().argmax(1, keepdim=True)).sign()
-        made = AtomConv2d.like(layer, count, empty=True)
+        replacement = AtomConv2d.like(layer, count, empty=True)
         with torch.no_grad():
-            made.coefficients.copy_((u * sign.T)[:, :count].view_as(made.coefficients))
-            made.atoms.copy_((s[:, None] * vh * sign)[:count].view_as(made.atoms))
-            if made.bias is not None and layer.bias is not None:
-                made.bias.copy_(layer.bias)
-                made.bias.requires_grad_(layer.bias.requires_grad)
-        made.coefficients.requires_grad_(layer.weight.requires_grad)
-        made.atoms.requires_grad_(layer.weight.requires_grad)
-        lost, size = (made.weight.detach().double().view_as(exact) - exact).norm(), float(exact.norm())
+            replacement.coefficients.copy_((u * sign.T)[:, :count].view_as(replacement.coefficients))
+            replacement.atoms.copy_((s[:, None] * vh * sign)[:count].view_as(replacement.atoms))
+            if replacement.bias is not None and layer.bias is not None:
+                replacement.bias.copy_(layer.bias)
+                replacement.bias.requires_grad_(layer.bias.requires_grad)
+        replacement.coefficients.requires_grad_(layer.weight.requires_grad)
+        replacement.atoms.requires_grad_(layer.weight.requires_grad)
+        lost, size = (replacement.weight.detach().double().view_as(exact) - exact).norm(), float(exact.norm())
         counts[name], errors[name] = count, float(lost) / size if size else 0.0
-        return made
+        return replacement
 
     result, left = replace_convolutions(model, replaced)
     if not counts:
@@ -197,12 +197,12 @@ def recompose(model: nn.Module) -> nn.Module:
     def plain(name: str, layer: nn.Module) -> nn.Module:
         if not isinstance(layer, AtomConv2d):
             return layer
-        made = layer.to_conv()
+        conv = layer.to_conv()
         for kind in HOOKS:
-            setattr(made, kind, getattr(layer, kind))
+            setattr(conv, kind, getattr(layer, kind))
         # Layers with shared parts share the weight.
-        made.weight = tied.setdefault((layer.coefficients, layer.atoms), made).weight
-        return made
+        conv.weight = tied.setdefault((layer.coefficients, layer.atoms), conv).weight
+        return conv
 
     return _mapped(model, plain)
 
@@ -218,12 +218,12 @@ def replace_convolutions(
         reason = why_not(layer)
         if reason is None:
             assert isinstance(layer, nn.Conv2d)
-            made = make(name, layer)
-            if isinstance(made, AtomConv2d):
+            replacement = make(name, layer)
+            if isinstance(replacement, AtomConv2d):
                 # Layers with a shared weight share its parts.
-                first = tied.setdefault(layer.weight, made)
-                made.coefficients, made.atoms = first.coefficients, first.atoms
-            return made
+                first = tied.setdefault(layer.weight, replacement)
+                replacement.coefficients, replacement.atoms = first.coefficients, first.atoms
+            return replacement
         if reason:
             left[name] = reason
         return layer
@@ -257,18 +257,18 @@ def check_weight(name: str, weight: Tensor) -> None:
 
 def _mapped(model: nn.Module, change: Callable[[str, nn.Module], nn.Module]) -> nn.Module:
     """Return a deep copy with some modules replaced; a module used in two places is replaced once."""
-    made = copy.deepcopy(model)
+    copied = copy.deepcopy(model)
     done: dict[nn.Module, nn.Module] = {}
-    for name, module in list(made.named_modules()):
+    for name, module in list(copied.named_modules()):
         done[module] = change(name, module)
-    if done[made] is not made:
-        return done[made]
-    for parent in list(made.modules()):
+    if done[copied] is not copied:
+        return done[copied]
+    for parent in list(copied.modules()):
         # named_children would skip a layer's second place.
         for name, child in list(parent._modules.items()):
             if child is not None and done.get(child, child) is not child:
                 setattr(parent, name, done[child])
-    return made
+    return copied
 
 
 # The two parts of models in atom form: individual atoms, coefficients that can be shared
@@ -285,10 +285,10 @@ def with_atoms(model: nn.Module, atoms: int) -> nn.Module:
         kernels = layer.weight.shape[0] * layer.weight.shape[1]
         return AtomConv2d.like(layer, min(atoms, kernels, layer.weight[0, 0].numel()))
 
-    made, _ = replace_convolutions(model, fresh)
-    if not atom_layers(made):
+    converted, _ = replace_convolutions(model, fresh)
+    if not atom_layers(converted):
         raise ValueError("the model has no convolution that atoms could replace")
-    return made
+    return converted
 
 
 def atom_layers(model: nn.Module) -> dict[str, AtomConv2d]:

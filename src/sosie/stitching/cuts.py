@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ..capture import (
-    BadBatch,
     Chunk,
     Masks,
     Site,
@@ -372,7 +371,7 @@ def _few(call: CallArguments) -> CallArguments:
     """A few of the inputs, at least two: a single one is doubled."""
     count = call.count()
     if count == 0:
-        raise BadBatch("the example has no inputs: give at least one")
+        raise ValueError("the example has no inputs: give at least one")
     few = call.inputs(0, min(count, _EXAMPLES)).map(_copied)
     if count > 1:
         return few
