@@ -193,10 +193,9 @@ class ActivationFile:
         )
 
     def __getitem__(self, label: str) -> Site:
-        for site in self.sites:
-            if site.label == label:
-                return site
-        raise KeyError(f"no site {label!r} in {self.name}{nearest(label, self._stored)}")
+        if label not in self._stored:
+            raise KeyError(f"no site {label!r} in {self.name}{nearest(label, self._stored)}")
+        return next(site for site in self.sites if site.label == label)
 
     def select(self, sites: Any = None) -> tuple[Site, ...]:
         """Return the sites that names or globs select, in the order of the file; all of them for None."""

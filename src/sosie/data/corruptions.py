@@ -53,10 +53,6 @@ class Corruption:
     change: Change
     strengths: tuple[Any, Any, Any, Any, Any]
 
-    @property
-    def summary(self) -> str:
-        return (self.change.__doc__ or "").partition("\n")[0]
-
     def __call__(
         self, images: Tensor, *, severity: int = DEFAULT, seed: int = 0, index: Tensor | None = None
     ) -> Tensor:
@@ -86,19 +82,15 @@ def define(*strengths: Any) -> Callable[[Change], Change]:
     return enter
 
 
-def find_corruption(name: str) -> Corruption:
-    if name in CORRUPTIONS:
-        return CORRUPTIONS[name]
-    raise ValueError(f"no corruption is called {name!r}{nearest(name, CORRUPTIONS)}")
-
-
 def corrupt(images: Tensor, name: str, *, severity: int = DEFAULT, seed: int = 0) -> Tensor:
     """Corrupt images (n, channels, height, width): uint8 stay uint8, floats in [0, 1] stay floats.
 
     `severity` 1 to 5; 3 is as strong as in MNIST-C (Mu and Gilmer 2019), lengths being in 28ths of the shorter side.
-    Random numbers of image i depend on `seed` and i alone.
+    Random numbers of image i depend only on `seed` and i.
     """
-    return find_corruption(name)(images, severity=severity, seed=seed)
+    if name not in CORRUPTIONS:
+        raise ValueError(f"no corruption is called {name!r}{nearest(name, CORRUPTIONS)}")
+    return CORRUPTIONS[name](images, severity=severity, seed=seed)
 
 
 def unit(x: Tensor) -> float:

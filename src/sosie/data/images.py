@@ -64,7 +64,7 @@ class ImageData:
     """Images (N, channels, height, width), with labels (N,) if there are any.
 
     They are kept as stored, uint8 or floating point in [0, 1], and become float32 batch by batch. `note` is a remark
-    about the data set that appears in results.
+    about the data set.
     """
 
     images: Tensor

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..checks import nearest, one_of, parse_call, whole_number
 from ..process_state import held, kept_random_state
-from .corruptions import CORRUPTIONS, DEFAULT, Corruption, find_corruption
+from .corruptions import CORRUPTIONS, DEFAULT, Corruption
 from .draws import in_sphere, normals, uniforms
 
 Norm = Literal["inf", "2"]
@@ -274,7 +274,7 @@ def open_shift(text: str, seed: int = 0) -> Shift:
     if wrong := [option for option in options if option != "severity" or name == CLEAN]:
         raise ValueError(f"{text!r}: no option {wrong[0]!r}; a corruption takes severity, 'clean' takes none")
     severity = whole_number(options.get("severity", DEFAULT), f"{name}: severity", least=1, most=5)
-    return Shift(text.strip(), find_corruption(name), severity, seed=seed)
+    return Shift(text.strip(), CORRUPTIONS[name], severity, seed=seed)
 
 
 def open_shifts(shifts: str | Sequence[str] | Sequence[Shift], seed: int = 0) -> tuple[Shift, ...]:

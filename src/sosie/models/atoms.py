@@ -60,8 +60,9 @@ class AtomConv2d(_ConvNd):
         nn.Module.__init__(self)  # a convolution's would make a weight
         check_count(atoms)
         # A convolution without memory checks and completes the arguments.
+        mode: Any = padding_mode
         meta = nn.Conv2d(
-            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device="meta"
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, mode, device="meta"
         )
         vars(self).update({name: value for name, value in vars(meta).items() if name not in vars(self)})
         self.coefficients = nn.Parameter(
@@ -376,8 +377,8 @@ def check_shared(named: Sequence[tuple[str, nn.Module]]) -> None:
         for layer, (a, b) in pairs.items():
             if a.coefficients.data_ptr() == b.coefficients.data_ptr():
                 continue
-            x, y = (tensor.detach().to(a.atoms.device).double() for tensor in (a.coefficients, b.coefficients))
-            size, difference = float(x.norm()), float((x - y).norm())
+            alpha, beta = (tensor.detach().to(a.atoms.device).double() for tensor in (a.coefficients, b.coefficients))
+            size, difference = float(alpha.norm()), float((alpha - beta).norm())
             if difference and not size:
                 raise ValueError(f"{layer}: all coefficients of {first_name} are 0")
             if difference > SHARED * size:

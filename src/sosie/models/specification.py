@@ -391,6 +391,7 @@ def _open_file(file: str, rest: str, seed: int) -> tuple[nn.Module, str, Prepare
 
 
 def _open_library(library: str, rest: str, seed: int) -> tuple[nn.Module, str, Prepare | None, str]:
+    prepare: Prepare | None
     if library == "hf":
         with seeded(seed):
             model, prepare = open_hugging_face(rest)
