@@ -161,7 +161,7 @@ def test_coefficients_that_are_not_shared_are_refused() -> None:
         sosie.compare_weights(a, b, measures="atom_cosine")  # the rounding of a copy
         b.conv3.coefficients *= 1.5
     with pytest.raises(
-        ValueError, match=r"conv3: .* do not share their coefficients: these differ by 0\.5 of .*joint=9"
+        ValueError, match=r"conv3: .* do not share their coefficients, which differ by 0\.5 of .*joint=9"
     ):
         sosie.compare_weights(a, b, measures="atom_cosine")
     share_coefficients(a, [b])
