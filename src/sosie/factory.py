@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import inspect
 import os
@@ -142,3 +143,22 @@ def _stems_from(key: str, folder: Path) -> bool:
     places = [getattr(module, "__file__", None), *list(getattr(module, "__path__", []))]
     homes = {folder / top, folder / f"{top}.py", folder / top / "__init__.py"}
     return any(Path(place).resolve() in homes for place in places if isinstance(place, str))
+
+
+def import_library(name: str, wanted_by: str, *, extra: str = "") -> Any:
+    """Import an optional module, or raise an error that says how to install it: by name, or as an extra of sosie's."""
+    library = name.partition(".")[0]
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != library:
+            raise
+        wanted = f"'sosie[{extra}]'" if extra else library
+        raise ModuleNotFoundError(
+            f"{wanted_by} needs {library}, which is not installed: pip install {wanted}", name=library
+        ) from error
+    except (ImportError, RuntimeError, AttributeError, OSError) as error:
+        raise ImportError(
+            f"{wanted_by} needs {library}, which is installed but cannot be imported with this torch ({error}): pip "
+            f"install --upgrade {library}"
+        ) from error

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import sosie
 import sosie.stats
-from sosie.capture import NoData, SilentSite, SiteError, UnknownSite
+from sosie.capture import SilentSite, SiteError
 from sosie.engine.comparing import FLOAT32_SQUARES, Inspector
 from sosie.report import print_comparison
 from sosie.results import Comparison
@@ -52,14 +52,14 @@ def test_a_site_that_is_not_finite_is_named(bad: float, memory: int | None) -> N
 
 def test_empty_data() -> None:
     for data in ([], torch.zeros(0, 8), iter([])):
-        with pytest.raises(NoData, match="no inputs"):
+        with pytest.raises(ValueError, match="no inputs"):
             sosie.compare(mlp(), mlp(1), data)
 
 
 def test_an_iterator_that_is_used_up() -> None:
     data = iter([inputs(20)])
     sosie.compare(mlp(), mlp(1), data)
-    with pytest.raises(NoData):
+    with pytest.raises(ValueError):
         sosie.compare(mlp(), mlp(1), data)
 
 
@@ -93,7 +93,7 @@ def test_a_mistyped_site_offers_the_nearest() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.encoder(x)
 
-    with pytest.raises(UnknownSite, match="did you mean 'encoder'"):
+    with pytest.raises(SiteError, match="did you mean 'encoder'"):
         sosie.compare(Net(), mlp(), inputs(), sites_a=["encodr"])
 
 
@@ -225,7 +225,7 @@ def test_no_nan_without_a_reason() -> None:
 def test_sites_of_saved_activations_are_checked() -> None:
     a = {"x": np.random.RandomState(0).randn(20, 3), "y": np.random.RandomState(1).randn(20, 4)}
     assert sosie.compare(a, a, sites_a=["y"]).matrix().shape == (1, 2)
-    with pytest.raises(UnknownSite, match="no site 'z'"):
+    with pytest.raises(ValueError, match="no site 'z'"):
         sosie.compare(a, a, sites_a=["z"])
 
 
@@ -250,8 +250,8 @@ def test_a_scale_does_not_matter_to_what_is_invariant_to_it(name: str, scale: fl
 
 
 ODD_ARRAYS = {
-    "masked": (np.ma.masked_greater(np.random.default_rng(0).normal(size=(40, 6)), 1.5), "masked array with .* leave"),
-    "long double": (np.ones((40, 6), dtype=np.longdouble), "more digits than torch has: round it with"),
+    "masked": (np.ma.masked_greater(np.random.default_rng(0).normal(size=(40, 6)), 1.5), "masked array, .* leave"),
+    "long double": (np.ones((40, 6), dtype=np.longdouble), "which torch lacks: round it with"),
     "objects": (np.array([[1.0, None]] * 40, dtype=object), r"Python objects \(NoneType, float\)"),
     "structured": (np.ones(40, dtype=[("u", float), ("v", float)]), "structured array with the fields u, v"),
     "dates": (np.ones((40, 6), dtype="M8[D]"), "must hold numbers, got an array of datetime64"),
@@ -277,7 +277,7 @@ def test_missing_values_of_a_table_are_refused() -> None:
     table.iloc[3, 2] = None
     with pytest.raises(ValueError, match="x has 1 values that are NaN"):
         sosie.measure("linear_cka", table, plain)
-    with pytest.raises(TypeError, match="leave out missing values"):
+    with pytest.raises(TypeError, match="remove missing values"):
         sosie.measure("linear_cka", table.astype("Float64").astype(object), plain)
 
 
@@ -449,10 +449,10 @@ class _Says(nn.Module):
 
 ODD = {
     "positions": "has shape (1, 4) for 4 inputs: its first dimension does not count them",
-    "numbers": "returned a tensor of int64, which is no activation",
-    "sparse": "returned a tensor of layout sparse_coo, not a dense one",
-    "words": "returned no tensor but str",
-    "nothing": "has shape (4, 0): there is nothing in it",
+    "numbers": "returned a tensor of int64, not of floating-point numbers",
+    "sparse": "returned a sparse_coo tensor, not a dense one",
+    "words": "returned str, which holds no tensor",
+    "nothing": "has shape (4, 0), which is empty",
 }
 
 
@@ -493,7 +493,7 @@ def test_sites_that_give_no_rows_are_left_out_of_sketches_fingerprints_and_dynam
 
 
 def test_none_that_gives_rows_is_an_error() -> None:
-    with pytest.raises(SilentSite, match="none of the sites gave an activation: 'positions' has shape"):
+    with pytest.raises(SilentSite, match="no site gave an activation: 'positions' has shape"):
         sosie.compare(Odd(), mlp(), inputs(), sites_a=["p*", "n?m*"])
 
 
@@ -562,7 +562,7 @@ def test_an_object_with_logits_or_hidden_states_is_read_by_its_attribute() -> No
         np.testing.assert_allclose(c.matrix(), 1, atol=1e-6)
     assert sosie.compare_outputs(Answering("logits"), mlp(), inputs(), measures="agreement").matrix().item() == 1
     sosie.stitch(Answering("logits"), "net.0", Answering("logits"), "net.0", inputs())
-    with pytest.raises(SiteError, match=r"'output' .*returned no tensor but Answer"):
+    with pytest.raises(SiteError, match=r"'output' .*returned Answer, which holds no tensor"):
         sosie.compare(Answering("hidden"), mlp(), inputs(), sites_a=".", sites_b=".")
 
 

@@ -13,7 +13,7 @@ from cut_nets import BatchSize, Branches, InPlace, Remembers, Takes, UNet, WithB
 from stand_ins import Bert, ModelOutput, Plain, ResNet20, ResNet50, Skips, Twice
 from torch import nn
 
-from sosie.capture import SilentSite, UnknownSite, answer_in, watch
+from sosie.capture import SilentSite, SiteError, answer_in, watch
 from sosie.capture.batches import CallArguments
 from sosie.models import cifar_resnet, inception_v1, resnet18, tiny10, vgg11_bn, vit
 from sosie.stitching.cuts import Cut, LeakingCut
@@ -485,11 +485,11 @@ def test_a_site_that_the_answer_does_not_use_leaks():
 
 def test_errors_say_what_to_do():
     model, x = made(ResNet20), images()
-    with pytest.raises(UnknownSite, match=r"did you mean 'layer2.0'"):
+    with pytest.raises(SiteError, match=r"did you mean 'layer2.0'"):
         Cut(model, "layer2.00", x)
-    with pytest.raises(UnknownSite, match=r"no module is called 'layer\*'"):
+    with pytest.raises(SiteError, match=r"no module is called 'layer\*'"):
         Cut(model, "layer*", x)
-    with pytest.raises(UnknownSite, match="one site"):
+    with pytest.raises(SiteError, match="one site"):
         Cut(model, ["layer1", "layer2"], x)
     with pytest.raises(TypeError, match=r"Cut\(model, site, x\)"):
         Cut(model, "layer2")

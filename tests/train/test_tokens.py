@@ -156,7 +156,7 @@ def test_what_cannot_be_calibrated_is_refused() -> None:
         calibrate_tokens(single, images())
     model, odd = dynamic(), images()
     odd[3, 0, 0, 0] = torch.nan
-    with pytest.raises(ValueError, match="tokens have values that are NaN or infinite"):
+    with pytest.raises(ValueError, match="tokens are NaN or infinite"):
         calibrate_tokens(model, odd)
     assert not model.calibrated_on
     assert not model.likeness.any()

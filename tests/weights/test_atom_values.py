@@ -161,7 +161,7 @@ def test_coefficients_that_are_not_shared_are_refused() -> None:
         sosie.compare_weights(a, b, measures="atom_cosine")  # the rounding of a copy
         b.conv3.coefficients *= 1.5
     with pytest.raises(
-        ValueError, match=r"conv3: .* do not share their coefficients: these differ by 0\.5 of .*joint=9"
+        ValueError, match=r"conv3: .* do not share their coefficients, which differ by 0\.5 of .*joint=9"
     ):
         sosie.compare_weights(a, b, measures="atom_cosine")
     share_coefficients(a, [b])
@@ -174,7 +174,7 @@ def test_coefficients_that_are_not_shared_are_refused() -> None:
         (lambda: small_cnn(width=4, atoms=5), r"conv2: .* atoms of 6 × 3 × 3 and .* of 5 × 3 × 3"),
         (lambda: small_cnn(width=6, atoms=6), r"conv1: .* atoms of 4 × 3 × 3 and .* of 6 × 3 × 3"),
         (lambda: small_cnn(width=4), r"has no layer of atoms; joint=m decomposes .*decompose\(model, m\)"),
-        (lambda: with_atoms(nn.Sequential(nn.Conv2d(3, 4, 3)), 6), r"no layer of atoms of one name"),
+        (lambda: with_atoms(nn.Sequential(nn.Conv2d(3, 4, 3)), 6), r"no layer of atoms in common"),
     ],
 )
 def test_models_that_cannot_share_are_refused(other: object, message: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture import ALL, Batches, Chunk, NoData, Rule, Share, count_inputs, cut, recut, unwrap
+from ..capture import ALL, Batches, Chunk, Rule, Share, count_inputs, cut, recut, unwrap
 from ..checks import whole_number
 from ..data import DataPart, open_data
 from ..models import NamedModel
@@ -52,7 +52,7 @@ class Stream:
         if len(set(counts.values())) > 1:
             raise ValueError(f"need paired rows, got {', '.join(f'{n} in {name}' for name, n in counts.items())}")
         if not (total := next(iter(counts.values()))):
-            raise NoData("there is nothing to compare: no inputs were saved")
+            raise ValueError("there is nothing to compare: no inputs were saved")
         return cls(None, None, total, max_rows=max_rows, first_row=0 if data is None else data.first_row)
 
     @classmethod
@@ -62,7 +62,7 @@ class Stream:
         rest = iter(batches)
         first = next(rest, None)
         if first is None:
-            raise NoData("the data yielded no inputs")
+            raise ValueError("the data yielded no inputs")
         return cls(first, rest, batches.total, batches, max_rows, first_row)
 
     @property
@@ -92,7 +92,7 @@ class Stream:
         batches: Any = itertools.chain([self.first], self.rest)
         if skip and skipped is not None:
             batches = _shown(batches, skip, skipped)
-        if share.of > 1 and self.batches is not None and self.batches.places is not None:
+        if share.of > 1 and self.batches is not None and self.batches.read is not None:
             if skip and skipped is not None:
                 sizes = itertools.accumulate(map(count_inputs, batches))
                 next((size for size in sizes if size >= skip), None)  # those that are shown are read here

@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ..capture import (
-    BadBatch,
     Chunk,
     Masks,
     Site,
     SiteError,
-    UnknownSite,
     Watch,
     answer_in,
     as_found,
@@ -73,10 +71,10 @@ class Cut:
         self._root = unwrap(model)
         names = Names.of(self._root)
         if not isinstance(site, str):
-            raise UnknownSite(f"a cut is at one site, given by its name, got {site!r}")
+            raise SiteError(f"a cut is at one site, given by its name, got {site!r}")
         place = find_name(names, site)
         if place is None:
-            raise UnknownSite(f"no module is called {site!r}{nearest(site.partition('@')[0], names.by_name)}")
+            raise SiteError(f"no module is called {site!r}{nearest(site.partition('@')[0], names.by_name)}")
         self._name, self._call_number = place[0], place[1] or 1
         self._module = names.by_name[self._name]
         own = [name for name, module in names.by_name.items() if module is self._module]
@@ -373,7 +371,7 @@ def _few(call: CallArguments) -> CallArguments:
     """A few of the inputs, at least two: a single one is doubled."""
     count = call.count()
     if count == 0:
-        raise BadBatch("the example has no inputs: give at least one")
+        raise ValueError("the example has no inputs: give at least one")
     few = call.inputs(0, min(count, _EXAMPLES)).map(_copied)
     if count > 1:
         return few

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from .. import __version__
-from ..capture import Batches, Chunk, NoData, Rule, check_rule, model_arguments, recut, unwrap, without_labels
+from ..capture import Batches, Chunk, Rule, check_rule, model_arguments, recut, unwrap, without_labels
 from ..checks import one_of, whole_number
 from ..data import open_data
 from ..engine.network import Network
@@ -64,7 +64,7 @@ class Probe:
         batches = Batches(open_data(data) if isinstance(data, str) else data)
         chunk = next(recut(batches, block=most, max_rows=most), None)
         if chunk is None:
-            raise NoData("the data yielded no inputs")
+            raise ValueError("the data yielded no inputs")
         if chunk.count < FEWEST_PROBES:
             raise ValueError(f"a probe set needs at least {FEWEST_PROBES} inputs, got {chunk.count}")
         return cls(chunk.batch, chunk.count, digest_of(without_labels(chunk.batch)))
