@@ -13,9 +13,9 @@ RESULTS = Path(__file__).resolve().parents[1] / "bench" / "results"
 
 INTRODUCTION = """# Speed
 
-The latest results of `make bench`. `make docs` writes this page from `bench/results/*.json`; no number is copied by hand.
-The methods take turns within one run and medians are kept, so ratios are more reliable than seconds. `bench/README.md`
-describes how each was measured, and the reference for the errors.
+The latest results of `make bench`. `make docs` writes this page from `bench/results/*.json`; no number is copied by
+hand. The methods take turns within one run and medians are kept, so ratios are more reliable than seconds.
+`bench/README.md` describes how each was measured, and the reference for the errors.
 
 What to expect:
 

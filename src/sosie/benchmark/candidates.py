@@ -148,25 +148,25 @@ class CandidateValues:
 
 def values_of(
     candidate: Candidate,
-    things: Sequence[Any],
+    networks: Sequence[Any],
     pairs: Pairs,
     *,
     inputs: Tensor | None = None,
     rows: int | None = None,
     deadline: float = math.inf,
 ) -> CandidateValues:
-    """The values of pairs of (n, p) activations, or of networks; NaN, with the reason, if undefined.
+    """The values of pairs of networks, or of their (n, p) activations; NaN, with the reason, if undefined.
 
     `inputs` are those of the networks, flattened, for measures that need them. `rows`: use only the first rows of
     activations and inputs. `deadline`: the time (of `time.monotonic`) after which no further pair is started.
     """
     if candidate.of == "activations":
-        things, inputs = [thing[:rows] for thing in things], None if inputs is None else inputs[:rows]
+        networks, inputs = [x[:rows] for x in networks], None if inputs is None else inputs[:rows]
     if not isinstance(candidate.run, Measure):
-        return _one_by_one(lambda i, j: candidate.value(things[i], things[j]), pairs, deadline)
+        return _one_by_one(lambda i, j: candidate.value(networks[i], networks[j]), pairs, deadline)
     if candidate.of == "models":
-        return _of_weights(candidate.run, things, pairs)
-    return _of_rows(candidate.run, things, pairs, inputs, deadline)
+        return _of_weights(candidate.run, networks, pairs)
+    return _of_rows(candidate.run, networks, pairs, inputs, deadline)
 
 
 def _of_rows(
@@ -224,12 +224,12 @@ def _of_weights(measure: Measure, models: Sequence[nn.Module], pairs: Pairs) -> 
     """From end to end if the measure reads maps; otherwise the mean over layers, which both networks must have."""
     whole = issubclass(measure.reads, LinearMaps)
     site = "output" if whole else None
-    every = compare_weights(list(models), None, measure, sites_a=site) if whole and len(models) > 2 else None
+    table = compare_weights(list(models), None, measure, sites_a=site) if whole and len(models) > 2 else None
 
     def value(i: int, j: int) -> float:
         pair: Any
-        if isinstance(every, Comparisons) and i != j:
-            pair = every.pairs[min(i, j), max(i, j)]
+        if isinstance(table, Comparisons) and i != j:
+            pair = table.pairs[min(i, j), max(i, j)]
         else:
             pair = compare_weights(models[i], models[j], measure, sites_a=site, sites_b=site)
         values = pair[measure.name].value

@@ -111,17 +111,17 @@ def cost(
     costs: list[Cost] = []
     with Progress("costs", len(streamed) * len(probes) + len(chosen) - len(streamed), "rows") as bar:
         for measure in chosen:
-            for number in [None] if measure.reads_weights else probes:
+            for n in [None] if measure.reads_weights else probes:
                 run: Run
-                if number is not None:
-                    few = list(recut(batches, block=1, max_rows=number, largest=batch))
+                if n is not None:
+                    few = list(recut(batches, block=1, max_rows=n, largest=batch))
                     run = functools.partial(from_activations, measure, a, b, few, parse_size(memory) or MEMORY)
                 elif issubclass(measure.reads, Atoms):
                     run = functools.partial(from_atoms, measure, _atoms(a.model, b.model))
                 else:
                     options = {"input_shape": input_shape, "device": place}
                     run = functools.partial(from_weights, measure, _plain(a.model), _plain(b.model), options)
-                costs.append(_measured(measure, number, run, place))
+                costs.append(_measured(measure, n, run, place))
                 bar.advance()
     labels = a.sites if a.sites is None or isinstance(a.sites, str) else list(map(str, a.sites))
     about = provenance(

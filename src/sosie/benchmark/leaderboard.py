@@ -73,7 +73,7 @@ def run_benchmark(
         for candidate in candidates:
             put_to_the_test(candidate, store, at, probes, bench)
             bar.advance(note=candidate.name)
-    entries = [Entry(**{**kept, "notes": tuple(kept["notes"])}) for kept in store.of_measures()]
+    entries = [Entry(**{**entry, "notes": tuple(entry["notes"])}) for entry in store.of_measures()]
     board = Leaderboard(
         scale=asdict(scale),
         data={

@@ -308,10 +308,12 @@ def make_population(
             untrained.append(calibrated().requires_grad_(False).to(device).eval())
     last = range(scale.converged_epochs - scale.checkpoints + 1, scale.converged_epochs + 1)
     seeds = [seed + CONVERGED_SEED + k for k in range(scale.converged)]
-    kept = {}
+    states = {}
     if seeds:
-        kept = store.tensors("networks/converged", lambda: _trained(calibrated, images, scale, seeds, last, "standard"))
-    converged = [[_restored(calibrated, kept, epoch, k, device) for epoch in last] for k in range(scale.converged)]
+        states = store.tensors(
+            "networks/converged", lambda: _trained(calibrated, images, scale, seeds, last, "standard")
+        )
+    converged = [[_restored(calibrated, states, epoch, k, device) for epoch in last] for k in range(scale.converged)]
     return Population(tuple(members), tuple(models), tuple(untrained), tuple(map(tuple, converged)))
 
 
@@ -370,8 +372,8 @@ def agreements(scale: Scale, images: Images, population: Population, store: Stor
 def groups(scale: Scale) -> dict[str, list[str]]:
     """The conditions that each group is the mean of."""
     corrupted, attacked = list(scale.corruptions), [f"attack: {a}" for a in scale.attacks]
-    every = {CLEAN: [CLEAN], CORRUPTED: corrupted, ATTACKED: attacked, ALL: [CLEAN, *corrupted, *attacked]}
-    return {group: names for group, names in every.items() if names}
+    names = {CLEAN: [CLEAN], CORRUPTED: corrupted, ATTACKED: attacked, ALL: [CLEAN, *corrupted, *attacked]}
+    return {group: conditions for group, conditions in names.items() if conditions}
 
 
 def _agreement(

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ..measures import linear_cka
 from ..results import Closer
 from ..stats import Sample
-from .candidates import OVER_BUDGET, Candidate, CandidateValues, Pairs, gather, values_of
+from .candidates import OVER_BUDGET, Candidate, CandidateValues, gather, values_of
 from .population import (
     CLEAN,
     GROUPS,
@@ -46,7 +46,7 @@ REPEATS = 5  # timings, of which the median is kept
 
 
 def auc(alike: np.ndarray, unlike: np.ndarray, closer: Closer) -> float:
-    """How often a similar pair has a closer value than a dissimilar one; ties count half.
+    """The share of comparisons in which a similar pair is closer than a dissimilar one; ties count half.
 
     1: the two do not overlap; ½: the measure does not distinguish them.
     """
@@ -64,17 +64,6 @@ class Probes:
         self.scale, self.images, self.population, self.seed = scale, images, population, seed
         self._kept: dict[str, tuple[Tensor, list[Tensor], list[list[Tensor]]]] = {}
 
-    @property
-    def unlike(self) -> Pairs:
-        """Pairs of untrained networks in a ring: each is in two pairs."""
-        count = len(self.population.untrained)
-        return [(k, (k + 1) % count) for k in range(count)]
-
-    @property
-    def alike(self) -> Pairs:
-        """Pairs of consecutive checkpoints of a converged run."""
-        return [(k, k + 1) for k in range(self.scale.checkpoints - 1)]
-
     def values(self, candidate: Candidate, kind: str, number: int) -> tuple[CandidateValues, CandidateValues]:
         """Values of similar and of dissimilar pairs, on the first `number` images of a kind."""
         options: dict[str, Any] = {"deadline": time.monotonic() + self.scale.budget}
@@ -83,9 +72,10 @@ class Probes:
         if candidate.of == "activations":
             inputs, untrained, converged = self.activations(kind)
             options |= {"inputs": inputs, "rows": number}
-        unlike = values_of(candidate, untrained, self.unlike, **options)
-        alike = gather(values_of(candidate, run, self.alike, **options) for run in converged)
-        return alike, unlike
+        ring = [(k, (k + 1) % len(untrained)) for k in range(len(untrained))]
+        consecutive = [(k, k + 1) for k in range(self.scale.checkpoints - 1)]
+        unlike = values_of(candidate, untrained, ring, **options)
+        return gather(values_of(candidate, run, consecutive, **options) for run in converged), unlike
 
     def activations(self, kind: str) -> tuple[Tensor, list[Tensor], list[list[Tensor]]]:
         """The flattened inputs, the activations of untrained networks, and those of the checkpoints of each run."""
@@ -303,7 +293,7 @@ class Ground:
         """The values of all pairs, by blocks in a seeded order, so that an exhausted budget leaves a fair sample."""
         blocks, deadline = self.population.blocks[kind], time.monotonic() + self.scale.budget
         networks: Sequence[Any] = self.activations if candidate.of == "activations" else self.population.models
-        values = {}
+        values: dict[tuple[int, int], float] = {}
         reasons: Counter[str] = Counter()
         for lot in _lots(np.random.default_rng(self.seed).permutation(len(blocks)).tolist(), blocks):
             members = [member for k in lot for member in blocks[k]]
@@ -346,23 +336,23 @@ def _lots(order: Sequence[int], blocks: Sequence[Block]) -> Iterator[list[int]]:
 
 def ground(candidate: Candidate, closer: Closer, at: Ground, kind: str) -> dict[str, Any]:
     """Correlations over the pairs of one kind: with intervals for groups of conditions, without for each alone."""
-    found = at.values(candidate, kind)
-    kept = found.defined
-    if not kept.any():
-        why = found.reasons.most_common(1)[0][0] if found.reasons else "there are no pairs"
-        if OVER_BUDGET in found.reasons:
+    result = at.values(candidate, kind)
+    defined = result.defined
+    if not defined.any():
+        why = result.reasons.most_common(1)[0][0] if result.reasons else "there are no pairs"
+        if OVER_BUDGET in result.reasons:
             raise ValueError(f"no pair of networks that differ in {kind} has a value: {why}")
         raise Undefined(f"not defined for networks that differ in {kind}: {why}")
-    oriented = found.values[kept] * (1 if closer == "up" else -1)
-    units_a, units_b = (side[kept] for side in at.runs(kind))
-    agreed = {name: at.agreed(kind, name)[kept] for name in at.agreement}
+    oriented = result.values[defined] * (1 if closer == "up" else -1)
+    units_a, units_b = (side[defined] for side in at.runs(kind))
+    agreed = {name: at.agreed(kind, name)[defined] for name in at.agreement}
     groups = {n: _correlations(oriented, agreed[n], at, (units_a, units_b)) for n in GROUPS if n in agreed}
     alone = {name: _correlations(oriented, y, at) for name, y in agreed.items() if name not in GROUPS}
     return {
-        "values": found.values,
-        "pairs": len(kept),
-        "defined": int(kept.sum()),
-        "undefined": dict(found.reasons.most_common(3)),
+        "values": result.values,
+        "pairs": len(defined),
+        "defined": int(defined.sum()),
+        "undefined": dict(result.reasons.most_common(3)),
         "groups": groups,
         "conditions": alone,
     }
@@ -371,11 +361,11 @@ def ground(candidate: Candidate, closer: Closer, at: Ground, kind: str) -> dict[
 def _correlations(x: Array, y: Array, at: Ground, units: tuple[Array, Array] | None = None) -> dict[str, Any]:
     """Each coefficient: its value alone, or with all intervals if the units are given."""
     try:
-        found = {name: coefficient(x, y) for name, coefficient in COEFFICIENTS.items()}
+        plain = {name: coefficient(x, y) for name, coefficient in COEFFICIENTS.items()}
         if units is None:
-            return {name: correlation.value for name, correlation in found.items()}
+            return {name: correlation.value for name, correlation in plain.items()}
         correlations = {}
-        for name, correlation in found.items():
+        for name, correlation in plain.items():
             draws = bootstrap(x, y, units, ranks=name == "spearman", draws=at.scale.draws, seed=at.seed)
             correlations[name] = asdict(correlation) | {"over_models": percentile_interval(draws)}
         return correlations
@@ -557,8 +547,8 @@ def _one_direction(model: nn.Sequential, images: Tensor, random: torch.Generator
     rows = last_hidden(model, images)
     mean = rows.mean(0)
     first = torch.linalg.svd(rows - mean, full_matrices=False).Vh[0]
-    kept = torch.outer(first, first)
-    return _with_map(model, kept, mean - mean @ kept)
+    projection = torch.outer(first, first)
+    return _with_map(model, projection, mean - mean @ projection)
 
 
 def _with_map(model: nn.Sequential, matrix: Tensor, bias: Tensor | None = None) -> nn.Sequential:

@@ -298,18 +298,20 @@ def stitch_sites(
     mixing = [model.mixing_at(sites, first) for model, sites in zip(models, (grid.a, grid.b), strict=True)]
     sums = sums_of_pairs(models, (grid.a, grid.b), grid.joints, batches, precision, max_rows)
 
-    @functools.cache
-    def lower(i: int) -> CutModel:
-        return models[0].cut_at(grid.a[i].label, first)
-
-    def affine_of(pair: Pair) -> Affine:
-        moments = sums[pair].joint(*pair)
-        if not isinstance(how, TaskLoss):
-            return how(moments)
-        trainer = JointTrainer(lower(pair[0]), grid.uppers[pair[1]], grid.joints[pair], moments, kept)
-        return trainer.train([how])[0].affine
-
-    grid.fill(affine_of, models[1])
+    cut_a = functools.cache(lambda i: models[0].cut_at(grid.a[i].label, first))
+    for (i, j), joint in list(grid.joints.items()):
+        try:
+            moments = sums[i, j].joint(i, j)
+            if isinstance(how, TaskLoss):
+                affine = JointTrainer(cut_a(i), grid.uppers[j], joint, moments, kept).train([how])[0].affine
+            else:
+                affine = how(moments)
+            filled(joint, affine, models[1].model)
+        except (ValueError, torch.linalg.LinAlgError) as error:
+            grid.refused[i, j] = str(error)
+            del grid.joints[i, j]
+    if not grid.joints:
+        raise ValueError(f"no pair of sites can be fitted: {next(iter(grid.refused.values()))}")
     tallies = evaluate_joints(models[0], grid.a, grid.joints, grid.uppers, source if test is None else test, max_rows)
 
     # The results, as a comparison: how the stitched networks do, and the values of the measures
@@ -365,17 +367,6 @@ class SitePairs:
         for pair, value in values.items():
             matrix[pair] = value
         return matrix
-
-    def fill(self, affine_of: Callable[[Pair], Affine], upper: CutModel) -> None:
-        """Fit every joint; a pair that cannot be fitted moves to `refused`, with the reason."""
-        for pair in list(self.joints):
-            try:
-                filled(self.joints[pair], affine_of(pair), upper.model)
-            except (ValueError, torch.linalg.LinAlgError) as error:
-                self.refused[pair] = str(error)
-                del self.joints[pair]
-        if not self.joints:
-            raise ValueError(f"no pair of sites can be fitted: {next(iter(self.refused.values()))}")
 
 
 def find_pairs(

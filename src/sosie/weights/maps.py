@@ -289,11 +289,11 @@ def _chain(network: Network) -> LinearNetwork | None:
         return None
     depth = {name: k for k, name in enumerate(layers, 1)} | {"": len(layers)}
     chosen = {} if sites is None else select(model, sites)
-    wanted = dict.fromkeys([*layers, ""]) if sites is None else chosen
-    if any(name not in depth for name in wanted) or any(site.calls not in (None, {1}) for site in chosen.values()):
+    names = dict.fromkeys([*layers, ""]) if sites is None else chosen
+    if any(name not in depth for name in names) or any(site.calls not in (None, {1}) for site in chosen.values()):
         return None
     # In execution order, with the model's own output last.
-    ordered = sorted(wanted, key=lambda name: (depth[name], name == ""))
+    ordered = sorted(names, key=lambda name: (depth[name], name == ""))
     label = "." if "output" in dict(model.named_modules()) else "output"
     linear, depths = tuple(layers.values()), tuple(depth[name] for name in ordered)
     widths = tuple(linear[k - 1].out_features for k in depths)
@@ -531,7 +531,7 @@ class ProbeValues:
 
     def __init__(self, maps: Sequence[LinearNetwork], probes: int, seed: int) -> None:
         self.n, self.seed, self.statistic = probes, seed, f"{probes} Gaussian inputs, seed {seed}"
-        self._grams = [probe(each, probes, seed) for each in maps]
+        self._grams = [probe(linear, probes, seed) for linear in maps]
 
     def pair(self, i: int, j: int, measure: Measure) -> tuple[Array, Array | None, Array | None]:
         """The values of a pair and their interval, from leaving out one block at a time."""

@@ -86,7 +86,8 @@ def match_weights(
         example = example_input(plain_b, input_shape, seed=seed)
     axes = checked_axes(plain_b, example, seed=seed)
     trained = {name for name, _ in plain_b.named_parameters()}
-    problem = Problem.of(*({name: w[name] for name in w if name in trained} for w in (weights_a, weights_b)), axes)
+    a, b = ({name: w[name] for name in w if name in trained} for w in (weights_a, weights_b))
+    problem = Problem.of(a, b, axes)
 
     generator = torch.Generator().manual_seed(seed)
     runs = []
