@@ -1,4 +1,4 @@
-"""Stitched networks: the joint is the exact fit, and the whole does what its parts say."""
+"""Stitched networks: the joint is the exact fit, and the whole network computes what its parts do."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_what_cannot_be_stitched_is_refused() -> None:
 
 
 class Batchwise(nn.Module):
-    """Takes the mean of the batch off, so that an answer depends on the other inputs."""
+    """Subtracts the mean of the batch, so that an answer depends on the other inputs."""
 
     def __init__(self) -> None:
         super().__init__()

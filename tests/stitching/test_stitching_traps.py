@@ -1,4 +1,4 @@
-"""Data and models that once made a stitch wrong without a word."""
+"""Data and models that once made a stitch wrong without an error."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_labels_of_other_classes_are_no_accuracy_of_zero(moved: int) -> None:
 
 
 class TestPadding:
-    """Padded tokens are no rows: what stands there, and how much of it, does not matter."""
+    """Padded tokens are not rows: their content and number do not matter."""
 
     site = "encoder.layer.0"
 
@@ -117,7 +117,7 @@ class TestPadding:
             tokens = [model(**batch, output_hidden_states=True).hidden_states[1][keep] for model in (a, b)]
         found = sosie.stitch(a, self.site, b, self.site, [batch], precision="float64")
         assert found.n == int(keep.sum())
-        # A layer norm leaves rows of no full rank: not the layer but the fitted values are determined.
+        # After a layer norm the rows lack full rank: only the fitted values are determined, not the layer.
         expected, fitted = least_squares(*tokens), layer(found)
         assert torch.allclose(*(tokens[0] @ each[:, :-1].T + each[:, -1] for each in (expected, fitted)), atol=1e-8)
 
@@ -149,7 +149,7 @@ class TestPadding:
         padded = token_batch()
         with pytest.raises(ValueError, match="padding would count"):
             sosie.stitch(bert(0), self.site, Short(), "first", [padded])
-        # Nor is it counted where the fit saw none of it.
+        # It is not counted either if the fit had no padding.
         whole = {**padded, "attention_mask": torch.ones_like(padded["attention_mask"])}
         fitted = sosie.stitch(bert(0), self.site, Short(), "first", [whole])
         assert torch.isfinite(fitted.model(whole)).all()

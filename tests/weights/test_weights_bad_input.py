@@ -1,4 +1,4 @@
-"""Weights that cannot be compared are refused in words."""
+"""Weights that cannot be compared are refused with a reason."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_inputs_that_nothing_tells_are_asked_for() -> None:
 
 
 def test_state_dicts_and_files_that_do_not_fit(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="a state dict does not say how its tensors are joined"):
+    with pytest.raises(TypeError, match="a state dict does not say how its tensors are connected"):
         sosie.compare_weights(dense([6, 2]).state_dict(), dense([6, 2]))
     code = tmp_path / "net.py"
     code.write_text(
