@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 import sosie
 from sosie.data import DataPart
-from sosie.engine.provenance import InputDigests
+from sosie.engine.provenance import input_digests
 from sosie.files import DamagedFile
 
 MEASURES = ["debiased_cka", "mean_cca", "mutual_knn", "linear_cka"]
@@ -188,8 +188,5 @@ def test_padding_is_no_difference(tmp_path: Path) -> None:
     tokens = torch.arange(1, 13).reshape(4, 3)
     short = {"ids": tokens[:2, :2], "attention_mask": torch.ones(2, 2)}
     padded = {"ids": pad(tokens[:2, :2], (0, 3)), "attention_mask": pad(torch.ones(2, 2), (0, 3))}
-    one, other, third = InputDigests(), InputDigests(), InputDigests()
-    one.add(short, 0, 2)
-    other.add(padded, 0, 2)
-    third.add({**padded, "ids": padded["ids"].flip(0)}, 0, 2)
-    assert one.sums == other.sums != third.sums
+    others = {**padded, "ids": padded["ids"].flip(0)}
+    assert [*input_digests(short, 0, 2)] == [*input_digests(padded, 0, 2)] != [*input_digests(others, 0, 2)]

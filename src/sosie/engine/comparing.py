@@ -39,7 +39,7 @@ from .network import (
 )
 from .partial import Checkpoint, Partial, finish_files
 from .plan import MEMORY, Kind, Request, draws_of, find_measures, make_plan, parse_size
-from .provenance import AsyncCopy, digest_of, provenance
+from .provenance import AsyncCopy, add_digests, digest_of, provenance
 from .stream import Stream, check_positions, chunk_on_cpu, rows_per_input, saved_chunk
 
 DEFAULT = "debiased_cka"
@@ -198,7 +198,7 @@ def _compare(
                     checkpoint.save()
         run.settle()
         run.gather(ranks)
-        ranks.collect(checkpoint.digests.sums, checkpoint.digests.absorb)
+        ranks.collect(checkpoint.digests, lambda digests: add_digests(checkpoint.digests, digests.items()))
 
     def result() -> Comparison | Comparisons:
         checkpoint.save()
@@ -337,11 +337,11 @@ class Pass:
         """Let every source read a chunk, and add its statistics; other processes may have read the chunks before it."""
         first = self.partials[0, 1]
         self._start = first.rows + (chunk.start - first.inputs) * self.per_input
-        given = self._given_rows(chunk)
+        inputs = self._input_rows(chunk)
         sides = {k: self._read(k, chunk) for k in self.unique}
         check_positions(list(self.unique.values()))
         with products():
-            self._join([sides[k] for k in self.twins], chunk, given)
+            self._join([sides[k] for k in self.twins], chunk, inputs)
 
     def settle(self) -> None:
         """Finish pending checks and merges, before the statistics are saved or read."""
@@ -352,7 +352,7 @@ class Pass:
             partial.settle()
             partial.mixing = self._mixing_of(*pair)
 
-    def _given_rows(self, chunk: Chunk) -> Tensor | None:
+    def _input_rows(self, chunk: Chunk) -> Tensor | None:
         """The sampled rows of the networks' inputs, if a measure needs them."""
         if not self._reads_inputs or self._sampler is None:
             return None
@@ -438,7 +438,7 @@ class Pass:
                 if source == name:
                     self._makers[k]["grams"].notice(site, offset)
 
-    def _join(self, sides: list[dict[Kind, Any]], chunk: Chunk, given: Tensor | None) -> None:
+    def _join(self, sides: list[dict[Kind, Any]], chunk: Chunk, inputs: Tensor | None) -> None:
         block, request = self.plan.block, self.request
         first_block = self._start // block  # blocks go on counting on resuming, and in a later part of the data
         for (i, j), partial in self.partials.items():
@@ -451,7 +451,7 @@ class Pass:
                         a, b, block=block, first_block=first_block, draws=request.draws, seed=request.seed
                     )
                 else:
-                    joined = Moments.join(a, b) if kind == "moments" else Sample.join(a, b, given)
+                    joined = Moments.join(a, b) if kind == "moments" else Sample.join(a, b, inputs)
                 partial.add(kind, joined)
                 rows = joined.seen if isinstance(joined, Sample) else joined.n
             partial.inputs += chunk.count

@@ -21,7 +21,7 @@ from . import caveats
 from .evaluate import evaluate
 from .network import RowSample, SavedActivations, Source, unlike
 from .plan import Kind
-from .provenance import STRETCH, InputDigests
+from .provenance import STRETCH, InputDigests, add_digests, input_digests
 
 EVERY = 60.0  # seconds between two saves
 PLAIN = ("kinds", "rows_rule", "inputs", "rows", "notes", "made_with")  # fields that files have as they are
@@ -59,7 +59,7 @@ class Partial:
     seed: int = 0
     interval: bool = False
     mixing: tuple[str, ...] = ()  # notes on models that mix the inputs of a batch
-    seen: dict[int, int] | None = None  # sums of digests of the inputs, as `InputDigests` has them
+    seen: InputDigests | None = None
     first_rows: Sequence[RowSample] = ()  # of either side, to detect rows made in another way
     max_rows: int | None = None  # the data may have fewer
     strained: dict[tuple[str, str], float] = field(default_factory=dict)  # large offsets of means, by model and site
@@ -242,10 +242,10 @@ class Checkpoint:
     def __init__(self, path: str | os.PathLike[str] | None, partial: Partial, sources: Sequence[Source]) -> None:
         self.path = None if path is None else Path(path)
         self.partial = partial
-        self.digests = InputDigests()  # of the inputs that were read
+        self.digests: InputDigests = {}  # of the inputs that were read
         self._saved_sources = [source for source in sources if isinstance(source, SavedActivations)]
         self._tolerated = [source.tolerated() for source in sources]  # differences between rows
-        self._before: dict[int, int] = {}  # digests of the inputs that the file holds
+        self._before: InputDigests = {}  # digests of the inputs that the file holds
         self._held = 0  # their number
         self._other_rows: str | None = None  # how its rows differ; raised once its inputs are known to be the same
         self._last = time.monotonic()
@@ -272,7 +272,7 @@ class Checkpoint:
     def save(self) -> None:
         if self.path is not None:
             self.partial.settle()
-            replace(self.partial, seen=self.digests.sums).save(self.path)
+            replace(self.partial, seen=self.digests).save(self.path)
             self._last = time.monotonic()
 
     def digest(self, chunk: Chunk) -> None:
@@ -280,14 +280,14 @@ class Checkpoint:
         if self.path is not None:
             stop = chunk.start + chunk.count
             saved = [source.activations(chunk.start, stop) for source in self._saved_sources]
-            self.digests.add((chunk.batch, *saved), chunk.start, chunk.count)
+            add_digests(self.digests, input_digests((chunk.batch, *saved), chunk.start, chunk.count))
 
     def check_skipped(self, chunk: Chunk) -> None:
         """Raise unless these inputs, which the file holds already, are the same as then."""
         self.digest(chunk)
         end, held = chunk.start + chunk.count, self._held
         for k in range(chunk.start // STRETCH, end // STRETCH if end < held else -(-end // STRETCH)):
-            if self.digests.sums[k] != self._before.get(k):
+            if self.digests[k] != self._before.get(k):
                 rows = f"{k * STRETCH} to {min((k + 1) * STRETCH, held) - 1}"
                 raise self._other(f"the data are not the same: inputs {rows} differ")
         if end >= held and self._other_rows is not None:

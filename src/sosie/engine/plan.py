@@ -208,9 +208,9 @@ def moments_bytes(widths: Widths) -> int:
     return 8 * _COPIES * _moments_work(widths)
 
 
-def sample_bytes(widths: Widths, rows: int, widest: int | None = None) -> int:
+def sample_bytes(widths: Widths, rows: int) -> int:
     """Rows of float32, twice while they merge, and one Gram matrix per site."""
-    columns = sum(width if widest is None else min(width, widest) for side in widths for width in side)
+    columns = sum(map(sum, widths))
     return 8 * rows * columns + 8 * rows * rows * (len(widths[0]) + len(widths[1]))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from typing import Any
@@ -102,40 +102,32 @@ def digest_of(value: Any) -> str:
     return Digest(value).read()
 
 
-class InputDigests:
-    """The digests of inputs by index: their sum mod 2¹²⁸ for each `STRETCH` of inputs.
+InputDigests = dict[int, int]  # for each `STRETCH` of inputs, the sum of their digests mod 2¹²⁸, in any order
 
-    Order and batch size do not matter, and the sums of several processes add up.
-    """
 
-    def __init__(self) -> None:
-        self.sums: dict[int, int] = {}
+def add_digests(sums: InputDigests, others: Iterable[tuple[int, int]]) -> None:
+    """Add digests of other inputs, by stretch."""
+    for stretch, value in others:
+        sums[stretch] = (sums.get(stretch, 0) + value) % 2**128
 
-    def add(self, batch: Any, start: int, count: int) -> None:
-        """Add inputs in the structure of a loader's batch, the first of which has index `start`."""
-        rows = [f"{start + k} ".encode() for k in range(count)]
-        digests = [hashlib.blake2b(row, digest_size=16) for row in rows]
-        for name, leaf in _leaves(batch, ""):
-            if isinstance(leaf, Tensor):
-                kind = f"{name} {leaf.dtype} {tuple(leaf.shape[1:])} ".encode()
-                width = leaf[:1].numel() * leaf.element_size()
-                content = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-                for k, digest in enumerate(digests):
-                    digest.update(kind)
-                    digest.update(content[k * width : (k + 1) * width])
-            else:
-                for k, digest in enumerate(digests):
-                    text = repr(leaf[k] if isinstance(leaf, list) else leaf)
-                    digest.update(f"{name} {len(text)} {text} ".encode())
-        for k, digest in enumerate(digests, start):
-            self._add(k // STRETCH, int.from_bytes(digest.digest(), "little"))
 
-    def absorb(self, others: dict[int, int]) -> None:
-        for stretch, total in others.items():
-            self._add(stretch, total)
-
-    def _add(self, stretch: int, value: int) -> None:
-        self.sums[stretch] = (self.sums.get(stretch, 0) + value) % 2**128
+def input_digests(batch: Any, start: int, count: int) -> Iterator[tuple[int, int]]:
+    """The stretch and the digest of each input of a loader's batch, the first of which has index `start`."""
+    digests = [hashlib.blake2b(f"{start + k} ".encode(), digest_size=16) for k in range(count)]
+    for name, leaf in _leaves(batch, ""):
+        if isinstance(leaf, Tensor):
+            kind = f"{name} {leaf.dtype} {tuple(leaf.shape[1:])} ".encode()
+            width = leaf[:1].numel() * leaf.element_size()
+            content = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            for k, digest in enumerate(digests):
+                digest.update(kind)
+                digest.update(content[k * width : (k + 1) * width])
+        else:
+            for k, digest in enumerate(digests):
+                text = repr(leaf[k] if isinstance(leaf, list) else leaf)
+                digest.update(f"{name} {len(text)} {text} ".encode())
+    for k, digest in enumerate(digests, start):
+        yield k // STRETCH, int.from_bytes(digest.digest(), "little")
 
 
 def _leaves(batch: Any, name: str) -> Iterator[tuple[str, Any]]:

@@ -75,7 +75,6 @@ class Stream:
         *,
         block: int | None,
         skip: int = 0,
-        max_rows: int | None = None,
         largest: int | None = None,
         share: Share = ALL,
         skipped: Callable[[Chunk], None] | None = None,
@@ -85,9 +84,8 @@ class Stream:
 
         `skipped` is called with the inputs before `skip`, in chunks of any size.
         """
-        end = max_rows or self.max_rows
         if self.rest is None:
-            yield from self._saved_chunks(block, skip, end, skipped, saved_chunk)
+            yield from self._saved_chunks(block, skip, skipped, saved_chunk)
             return
         batches: Any = itertools.chain([self.first], self.rest)
         if skip and skipped is not None:
@@ -97,10 +95,10 @@ class Stream:
                 sizes = itertools.accumulate(map(count_inputs, batches))
                 next((size for size in sizes if size >= skip), None)  # reads the skipped batches
             batches, self.rest = self.batches, iter(())  # so a loader's workers may end
-        yield from recut(batches, block=block, skip=skip, max_rows=end, largest=largest, share=share)
+        yield from recut(batches, block=block, skip=skip, max_rows=self.max_rows, largest=largest, share=share)
 
     def _saved_chunks(
-        self, block: int | None, skip: int, end: int | None, skipped: Callable[[Chunk], None] | None, most: int
+        self, block: int | None, skip: int, skipped: Callable[[Chunk], None] | None, most: int
     ) -> Iterator[Chunk]:
         assert self.total is not None
         if skip > self.total:
@@ -108,7 +106,7 @@ class Stream:
         if skipped is not None:
             for start in range(0, skip, most):
                 skipped(Chunk(None, start, min(most, skip - start)))
-        end = min(self.total, end or self.total)
+        end = min(self.total, self.max_rows or self.total)
         size = most if block is None else max(block, most // block * block)
         while skip < end:
             # A remainder smaller than a block joins the last chunk.

@@ -44,9 +44,9 @@ def print_bullets(console: Console, texts: Sequence[str], style: str = "") -> No
         console.print(table)
 
 
-def table_width(heads: Sequence[str], rows: Iterable[Sequence[str | Text]], gap: int = 2) -> int:
+def table_width(heads: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> int:
     """The width of a table if no cell is shortened."""
-    return sum(_widths(heads, rows)) + gap * len(heads)
+    return sum(_widths(heads, rows)) + 2 * len(heads)
 
 
 def _widths(heads: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> list[int]:
@@ -112,10 +112,8 @@ def print_measures(facts: Sequence[Mapping[str, Any]], console: Console | None =
     table.add_column(no_wrap=True, overflow="crop")
     table.add_column(overflow="fold")
     for fact in facts:
-        lines = [
-            safe_text(console, fact["summary"] or "-"),
-            *(safe_text(console, line, "dim") for line in _facts(fact)),
-        ]
+        lines = [safe_text(console, fact["summary"] or "-")]
+        lines += [safe_text(console, line, "dim") for line in _facts(fact)]
         table.add_row(safe_text(console, fact["name"], "bold"), Text("\n").join(lines))
     console.print(table)
 
@@ -133,9 +131,8 @@ def print_sites(
 
 
 def _facts(fact: Mapping[str, Any]) -> list[str]:
-    low_high = tuple(fact["bounds"])
     same = "no fixed value" if fact["same"] is None else f"{fact['same']:g}"
-    reading = f"{extent((low_high[0], low_high[1]))}, {direction(fact['closer'])}, {same} with itself"
+    reading = f"{extent(fact['bounds'])}, {direction(fact['closer'])}, {same} with itself"
     traits = ["symmetric" if fact["symmetric"] else "not symmetric"]
     traits.append("differentiable" if fact["differentiable"] else "not differentiable")
     if fact["invariant"]:
