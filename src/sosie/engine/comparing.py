@@ -32,6 +32,7 @@ from .network import (
     for_each,
     is_statistics,
     meeting_place,
+    mixing_notes,
     number_duplicates,
     open_network,
     package_of,
@@ -274,8 +275,9 @@ class Pass:
         self.unique = {k: sources[k] for k in dict.fromkeys(twins)}
         looks = {k: source.look(stream.first) for k, source in self.unique.items()}
         self.sides = [replace(looks[twin], name=source.name) for twin, source in zip(twins, sources, strict=True)]
-        self._networks = {k: source for k, source in self.unique.items() if isinstance(source, Network)}
-        self._mixing = {k: network.mixing(stream.first) for k, network in self._networks.items()}
+        for source in self.unique.values():
+            if isinstance(source, Network):
+                source.mixing(stream.first)
         self.per_input = rows_per_input(list(self.unique.values()))
         self._reads_inputs = any("inputs" in measure.needs for measure in request.measures)
         if self.per_input != 1 and self._reads_inputs:
@@ -300,7 +302,6 @@ class Pass:
                 draws=request.draws,
                 seed=request.seed,
                 interval=request.interval,
-                mixing=self._mixing_of(i, j),
                 max_rows=request.max_rows,
             )
             for i, j in pairs
@@ -314,11 +315,6 @@ class Pass:
         self._inspector = Inspector()
         self._device: torch.device | None = None
         self._start = 0  # the index of the chunk's first row among all rows
-
-    def _mixing_of(self, i: int, j: int) -> tuple[str, ...]:
-        """The notes on the sources of a pair that mix the inputs of a batch."""
-        notes = (self._mixing.get(k) for k in dict.fromkeys((self.twins[i], self.twins[j])))
-        return tuple(note for note in notes if note is not None)
 
     def sampled_rows(self, batch: Any) -> list[RowSample]:
         """A few numbers of the rows that each source makes of the first few inputs."""
@@ -346,11 +342,9 @@ class Pass:
     def settle(self) -> None:
         """Finish pending checks and merges, before the statistics are saved or read."""
         self._inspector.finish()
-        for k, network in self._networks.items():
-            self._mixing[k] = self._mixing[k] or network.mixing_in_pass()
         for pair, partial in self.partials.items():
             partial.settle()
-            partial.mixing = self._mixing_of(*pair)
+            partial.mixing = mixing_notes(self.sources[self.twins[k]] for k in pair)
 
     def _input_rows(self, chunk: Chunk) -> Tensor | None:
         """The sampled rows of the networks' inputs, if a measure needs them."""

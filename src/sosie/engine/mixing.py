@@ -29,6 +29,7 @@ class MixingTest:
     """Tests a few inputs before the pass, and one of them again within a chunk of the pass."""
 
     def __init__(self) -> None:
+        self.note: str | None = None  # the result: a sentence if the model mixes inputs
         self.usual: Numbers | None = None  # of the few inputs in a batch of their own
         self._second = 0  # the index of the second of them, which is under test
         self._chunk: Chunk | None = None  # the chunk of the pass that has it
@@ -43,7 +44,8 @@ class MixingTest:
             return numbers
 
         self._second = tried_of(batch)[0] + 1
-        return mixing_note(name, model, batch, keep_first, self.usual)
+        self.note = mixing_note(name, model, batch, keep_first, self.usual)
+        return self.note
 
     def keep(self, chunk: Chunk, site: str, rows: Tensor, counts: Tensor | None) -> None:
         """Keep the numbers of the input under test if the chunk has it and is larger than what was tried before."""
@@ -58,13 +60,13 @@ class MixingTest:
 
         If its numbers differ from those before, which may be rounding or chance, the whole chunk is tested.
         """
-        if self.usual is None or self._chunk is None:
-            return None
+        if self.note or self.usual is None or self._chunk is None:
+            return self.note
         usual = {site: numbers for site, numbers in self.usual.items() if site in self._in_chunk}
         in_chunk, self.usual = {site: self._in_chunk[site] for site in usual}, None
-        if not differ(model, usual, in_chunk, (1, 0)):
-            return None
-        return mixing_note(name, model, self._chunk.batch, read, at=self._second - self._chunk.start)
+        if differ(model, usual, in_chunk, (1, 0)):
+            self.note = mixing_note(name, model, self._chunk.batch, read, at=self._second - self._chunk.start)
+        return self.note
 
 
 def mixing_note(

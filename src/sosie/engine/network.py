@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -277,7 +277,7 @@ class Network:
         return self._mixing.before(self.name, self.model, batch, self._read_by_input)
 
     def mixing_in_pass(self) -> str | None:
-        """The note for models that mix many inputs but not a few, once the pass has read the inputs tried before it."""
+        """The note of `mixing`, or once the pass has read the same inputs, one on models that mix only many inputs."""
         return self._mixing.after(self.name, self.model, self._read_by_input)
 
     def _read_by_input(self, chunk: Chunk) -> dict[str, Tensor]:
@@ -407,6 +407,12 @@ def _stable_name(function: Callable[[Any], Any] | None) -> str:
 
 
 # From the arguments of `compare` to sources
+
+
+def mixing_notes(sources: Iterable[Any]) -> tuple[str, ...]:
+    """The notes on networks that mix the inputs of a batch, each once."""
+    notes = (source.mixing_in_pass() for source in sources if isinstance(source, Network))
+    return tuple(dict.fromkeys(filter(None, notes)))
 
 
 def number_duplicates(sources: Sequence[Any]) -> None:

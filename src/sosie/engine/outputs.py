@@ -32,7 +32,16 @@ from ..results import ARRAYS, Caveat, Chance, Comparison, Comparisons, Estimate,
 from ..stats import Answers, MarkedPredictions, OutputSums, Predictions, Reader, moved, on_device
 from . import caveats
 from .distributed import SingleProcess, together
-from .network import OUTPUT, Network, for_each, is_array_file, meeting_place, number_duplicates, things_and_data
+from .network import (
+    OUTPUT,
+    Network,
+    for_each,
+    is_array_file,
+    meeting_place,
+    mixing_notes,
+    number_duplicates,
+    things_and_data,
+)
 from .one_shot import as_outputs
 from .plan import find_measures
 from .provenance import digest_of, provenance
@@ -227,7 +236,6 @@ class OutputPass:
         self._readers = [Reader(source.name, kind) for source in sources]
         self._attacks_need_labels = any(s.attack is not None and s.attack.needs_labels for s in shifts)
         self._sides: dict[int, Side] = {}  # known after the first chunk
-        self._mixing: dict[int, str | None] = {}
         self._labelled = False
         self._place: torch.device | None = None
 
@@ -245,7 +253,8 @@ class OutputPass:
             if data is not None:
                 self.ranks.agree(lambda: self._about_parts(stream))
                 first = self._images(stream.first)
-                self._mixing = {k: network.mixing(first) for k, network in self.networks.items()}
+                for network in self.networks.values():
+                    network.mixing(first)
             share = 1 if data is None else self.ranks.share.of
             expected = None if stream.expected is None else -(-stream.expected // share)
             task = f"comparing the outputs of {names}"
@@ -257,8 +266,7 @@ class OutputPass:
                     _check_measures(self.measures, parts)
                 _add(totals, parts)
                 bar.advance(chunk.count)
-            for k, network in self.networks.items():
-                self._mixing[k] = self._mixing[k] or network.mixing_in_pass()
+            mixing_notes(self.networks.values())  # while the models are borrowed
         self.ranks.collect(on_device(totals, torch.device("cpu")), lambda parts: _add(totals, parts))
         return totals
 
@@ -361,10 +369,9 @@ class OutputPass:
 
     # Facts beside the sums
 
-    def mixing_of(self, *pair: int) -> list[str]:
+    def mixing_of(self, *pair: int) -> tuple[str, ...]:
         """Notes on the models of a pair that mix the inputs of a batch."""
-        notes = (self._mixing.get(k) for k in dict.fromkeys(self.twins[i] for i in pair))
-        return [note for note in notes if note is not None]
+        return mixing_notes(self.sources[self.twins[i]] for i in pair)
 
     def about_shifts(self) -> dict[str, str]:
         if not self.shifts:

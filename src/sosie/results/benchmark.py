@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
+from ..checks import nearest
 from ..files import COUNT, check_schema
 from .storage import Result
 
@@ -93,10 +94,10 @@ class Leaderboard(Result):
         object.__setattr__(self, "entries", tuple(sorted(self.entries, key=_order)))
 
     def __getitem__(self, name: str) -> Entry:
-        for entry in self.entries:
-            if entry.name == name:
-                return entry
-        raise KeyError(f"no measure {name!r} on this leaderboard; there are {', '.join(e.name for e in self.entries)}")
+        entries = {entry.name: entry for entry in self.entries}
+        if name not in entries:
+            raise KeyError(f"no measure {name!r} on this leaderboard{nearest(name, entries)}")
+        return entries[name]
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import numpy as np
 
+from ..checks import nearest
 from ..files import COUNT, check_schema
 from .storage import Array, Result, array_of, nested
 from .tables import as_frame, number
@@ -232,11 +232,9 @@ class Comparison(Result):
         return list(self.values)
 
     def __getitem__(self, measure: str) -> Estimate:
-        if measure in self.values:
-            return self.values[measure]
-        near = difflib.get_close_matches(measure, self.values, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise KeyError(f"no values for {measure!r}, only for {', '.join(self.values) or 'nothing'}{hint}")
+        if measure not in self.values:
+            raise KeyError(f"no values for {measure!r}{nearest(measure, self.values)}")
+        return self.values[measure]
 
     def only(self, measure: str | None) -> str:
         """Check that a measure has values, and return its name; None means the only one."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..checks import nearest
 from ..files import check_schema
 from .comparison import ESTIMATE, Estimate
 from .storage import Array, Result
@@ -93,9 +94,9 @@ class Dynamics(Result):
         return list(self.values)
 
     def __getitem__(self, measure: str) -> Estimate:
-        if measure in self.values:
-            return self.values[measure]
-        raise KeyError(f"no values for {measure!r}, only for {', '.join(self.values) or 'nothing'}")
+        if measure not in self.values:
+            raise KeyError(f"no values for {measure!r}{nearest(measure, self.values)}")
+        return self.values[measure]
 
     def _only(self, measure: str | None) -> str:
         if measure is not None:
