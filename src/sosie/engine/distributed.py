@@ -10,7 +10,7 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
@@ -83,24 +83,25 @@ class Distributed(SingleProcess):
     def deal(self, chunks: Iterable[Chunk], learner: Any) -> Iterator[Chunk]:
         """This process's chunks. The first chunk of the first process decides for all, as if one process read all."""
         taught = False
+
+        def teach() -> None:
+            nonlocal taught
+            if not taught:
+                learnt = self.once(learner.learnt)
+                if not self.first:
+                    learner.learn(learnt)
+            taught = True
+
         for number, chunk in enumerate(chunks):
             self._seen = chunk.start + chunk.count
             if not self.share.has(number):
                 continue
-            if not self.first and not taught:
-                taught = self._teach(learner)
+            if not self.first:
+                teach()
             yield chunk
-            if self.first and not taught:
-                taught = self._teach(learner)
+            teach()
             self._look()
-        if not taught:
-            self._teach(learner)
-
-    def _teach(self, learner: Any) -> bool:
-        learnt = self.once(learner.learnt)
-        if not self.first:
-            learner.learn(learnt)
-        return True
+        teach()
 
     def collect(self, part: T, absorb: Callable[[T], None]) -> None:
         first, *others = map(int, self._meet(str(self._seen)))
@@ -125,7 +126,7 @@ class Distributed(SingleProcess):
         """Tell the other processes, which will report the error and end."""
         if not isinstance(error, RankFailed):
             reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            with _lost_store(quiet=True):
+            with suppress(dist.DistError):
                 self._store.set(f"{self._name}/failed", json.dumps([self.share.rank, reason]))
 
     def close(self) -> None:
@@ -202,15 +203,14 @@ def together() -> Iterator[SingleProcess]:
 
 
 @contextmanager
-def _lost_store(quiet: bool = False) -> Iterator[None]:
+def _lost_store() -> Iterator[None]:
     try:
         yield
     except dist.DistError as error:
-        if not quiet:
-            raise RankFailed(
-                "the store of torch.distributed is gone: the process that held it, mostly rank 0, has ended; see its "
-                "error above"
-            ) from error
+        raise RankFailed(
+            "the store of torch.distributed is gone: the process that held it, mostly rank 0, has ended; see its error "
+            "above"
+        ) from error
 
 
 def _refuse(what: str, rank: int, first: str, other: str | None) -> NoReturn:
