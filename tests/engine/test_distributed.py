@@ -313,7 +313,8 @@ def test_how_far_off_means_were_is_told_of_all() -> None:
 
     totals = {(0, 1): sums(inputs=4, rows=14)}
     plan = SimpleNamespace(statistics=["grams"])
-    run: Any = SimpleNamespace(plan=plan, offsets={("a", "y"): 2.0}, partials=totals, first_row=10)
+    inspector = SimpleNamespace(offsets={("a", "y"): 2.0})
+    run: Any = SimpleNamespace(plan=plan, _inspector=inspector, partials=totals, first_row=10)
     Pass.gather(run, First())
-    assert run.offsets == {("a", "x"): 5.0, ("a", "y"): 2.0}
+    assert inspector.offsets == {("a", "x"): 5.0, ("a", "y"): 2.0}
     assert (totals[0, 1].inputs, totals[0, 1].rows) == (7, 17)

@@ -176,7 +176,7 @@ def test_doubt_survives_saving_merging_and_resuming(memory: int | None, tmp_path
 
 def test_wrong_doubt() -> None:
     a, b = related(40)
-    with pytest.raises(ValueError, match="'permutation', or None"):
+    with pytest.raises(ValueError, match="'permutation' or None"):
         sosie.compare(a, b, null="bootstrap")
     with pytest.raises(ValueError, match=r"draws must be .*at least 1"):
         sosie.compare(a, b, null="permutation", draws=0)
