@@ -1,4 +1,4 @@
-"""Statistics to and from a safetensors file, and from one device to another."""
+"""Save statistics to safetensors files and load them, and move them between devices."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ storable(Drift, Grams, PairSums, Moments, SideSums, Sample, ShuffledSums)
 def save_statistics(
     statistics: dict[str, Any], path: str | os.PathLike[str], *, kind: str = "statistics", **about: Any
 ) -> Path:
-    """Write statistics by name, and JSON about them; `kind` distinguishes such files from others."""
+    """Write statistics by name, and JSON about them; `kind` is the format of the file."""
     tensors: dict[str, Tensor] = {}
     layout = {name: encode(statistic, name, tensors) for name, statistic in statistics.items()}
     return write_tensors(path, kind, VERSION, tensors, {"layout": json.dumps(layout), "about": json.dumps(about)})
 
 
 def load_statistics(path: str | os.PathLike[str], *, kind: str = "statistics") -> tuple[dict[str, Any], dict[str, Any]]:
-    """The statistics by name, and the JSON about them."""
+    """Read the statistics by name, and the JSON about them."""
     text, tensors = read_tensors(path, kind, VERSION)
     with reading(path):
         layout, about = json.loads(text["layout"]), json.loads(text["about"])
-        return {name: decode(found, tensors) for name, found in layout.items()}, about
+        return {name: decode(item, tensors) for name, item in layout.items()}, about
 
 
 def is_statistics(path: str | os.PathLike[str], *, kind: str = "statistics") -> bool:
-    """Whether a safetensors file says that it holds statistics, or a sketch."""
+    """Return whether a safetensors file is of this kind, by its header."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -51,7 +51,7 @@ def is_statistics(path: str | os.PathLike[str], *, kind: str = "statistics") -> 
 
 
 def moved(statistic: Any, *, like: Any) -> Any:
-    """A statistic on the device that another one of its kind is on."""
+    """The statistic on the device of another of its kind."""
     device = next(_tensors(like)).device
     return statistic if next(_tensors(statistic)).device == device else on_device(statistic, device)
 
@@ -68,7 +68,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def on_device(value: Any, device: torch.device) -> Any:
-    """A statistic with its tensors on a device."""
+    """The statistic with its tensors on a device."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, tuple):
