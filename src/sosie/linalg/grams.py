@@ -46,7 +46,7 @@ def without_rounding(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _may_be_rounding(rows: Tensor, about: Tensor, digits: torch.dtype) -> bool:
-    """Whether a neuron may vary by rounding alone, which means and variances mostly rule out."""
+    """Return whether a neuron may vary by rounding alone, which means and variances mostly rule out."""
     # max |x − mean| is at least the standard deviation and at most √n times that.
     deviation = (column_squares(about) / len(about)).sqrt()
     largest = rows[0].abs() + 2 * len(rows) ** 0.5 * deviation

@@ -195,7 +195,7 @@ def nuclear_norm(matrix: Tensor, most: Tensor | float | None = None, enough: flo
 
 
 def _worth_squaring(matrix: Tensor, enough: float) -> bool:
-    """Whether eigenvalues are likely to give a nuclear norm enough digits, judging by some columns."""
+    """Return whether eigenvalues are likely to give a nuclear norm enough digits, judging by some columns."""
     if min(matrix.shape) < WORTH_SQUARING or not for_numpy(matrix) or matrix.dtype != torch.float64:
         return False
     norm, error = _from_eigenvalues(matrix[:, ::FEW])

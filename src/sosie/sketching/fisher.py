@@ -526,7 +526,7 @@ def fisher_rao_norm(
     if labels is not None and under != "labels":
         raise ValueError(f"labels were given, but under={under!r} does not read them")
     network = Network.of(model, prepare=prepare, inputs=inputs, device=device)
-    given = Labels(labels)
+    reader = Labels(labels)
     total, n, hidden = 0.0, 0, layers
     with network.borrowed():
         for chunk in chunks_of(Stream.reading(data, max_rows), f"Fisher–Rao norm of {network.name}"):
@@ -540,7 +540,7 @@ def fisher_rao_norm(
                 squares = (p * (f - mean[:, None]).square()).sum(1)
             else:
                 drawn = under == "drawn"
-                y = drawn_labels(log_p, chunk.start, seed=seed, draw=0) if drawn else _labels_of(given, chunk, f)
+                y = drawn_labels(log_p, chunk.start, seed=seed, draw=0) if drawn else _labels_of(reader, chunk, f)
                 squares = (mean - f.gather(1, y[:, None])[:, 0]).square()
             total += float(squares.sum())
             n += chunk.count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,6 +31,7 @@ from ..stats import (
     row_hash,
     save_statistics,
     storable,
+    tensors_of,
 )
 from ..stats.sample import Fold
 from .gradients import BETA, GradientNetwork, Loss, input_numbers, predictive_of
@@ -256,7 +257,7 @@ class Sketch:
     @property
     def bytes(self) -> int:
         """The size of its tensors."""
-        return sum(t.numel() * t.element_size() for t in _tensors(self))
+        return sum(t.numel() * t.element_size() for t in tensors_of(replace(self, _kernels={})))
 
     def site(self, label: str) -> SiteSketch:
         if label not in self.side.sites:
@@ -388,7 +389,7 @@ class Sketch:
             site.check(height)
             if site.parts != self.parts:
                 raise ValueError(f"{label}: its parts are not {', '.join(self.parts)}")
-        for tensor in _tensors(self):
+        for tensor in tensors_of(self):
             if not tensor.is_floating_point():
                 raise TypeError(f"numbers are stored as {str(tensor.dtype).removeprefix('torch.')}")
             if not bool(torch.isfinite(tensor).all()):
@@ -403,13 +404,6 @@ class Sketch:
 
 
 _UNPAIRED = "compare_unpaired (--unpaired) compares sketches that share no rows, and shows what chance gives"
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    items = [getattr(value, f.name) for f in fields(value)] if is_dataclass(value) else value
-    return [tensor for item in items for tensor in _tensors(item)] if isinstance(items, (list, tuple)) else []
 
 
 storable(Sketch, SiteSketch, Part, Pairs, Spans, Side)

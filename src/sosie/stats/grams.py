@@ -91,7 +91,7 @@ class GramMaker:
         return GramPart(grams, lengths, raw if self.uncentred else [], few)
 
     def side(self, parts: Sequence[GramPart], start: int = 0) -> GramSide:
-        """What the sums of one side are made from, by operations on all sites together."""
+        """The side of one chunk, from the parts of all sites, by operations on all sites together."""
         sizes = [tuple((len(gram), gram.shape[-1]) for gram in part.grams) for part in parts]
         paired_rows(*map(_rows, sizes))
         grams = [torch.stack(stack, dim=1).double() for stack in zip(*(part.grams for part in parts), strict=True)]

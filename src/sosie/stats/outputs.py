@@ -108,7 +108,7 @@ class Reader:
         self._width: int | None = None
 
     def learnt(self) -> tuple[str, int | None]:
-        """What the first batch decided, for another process to start from."""
+        """The kind and width that the first batch decided, for another process to start from."""
         return self.kind, self._width
 
     def learn(self, decided: tuple[str, int | None]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -156,10 +156,6 @@ class Sample:
             raise ValueError("only some of these samples hold the inputs")
         of_inputs = kept(inputs) if inputs else None
         return replace(self, xs=xs, ys=ys, index=index[order], seen=seen, most=most, inputs=of_inputs)
-
-    def shuffled_alignment(self, kind: type[Alignment], shuffles: Iterable[Shuffle]) -> Alignment:
-        """xy (D, A, B): the inner products of each draw of shuffled rows."""
-        return self.grams.shuffled(kind, shuffles)
 
     @property
     def traces(self) -> tuple[Tensor, Tensor]:

@@ -52,19 +52,20 @@ def is_statistics(path: str | os.PathLike[str], *, kind: str = "statistics") -> 
 
 def moved(statistic: Any, *, like: Any) -> Any:
     """The statistic on the device of another of its kind."""
-    device = next(_tensors(like)).device
-    return statistic if next(_tensors(statistic)).device == device else on_device(statistic, device)
+    device = next(tensors_of(like)).device
+    return statistic if next(tensors_of(statistic)).device == device else on_device(statistic, device)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a statistic."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, dict)):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(item)
+            yield from tensors_of(item)
     elif is_dataclass(value):
         for f in fields(value):
-            yield from _tensors(getattr(value, f.name))
+            yield from tensors_of(getattr(value, f.name))
 
 
 def on_device(value: Any, device: torch.device) -> Any:

@@ -266,7 +266,7 @@ class RowScatter(Scatter):
         return self.span.loss if self.direct else super().loss(rounding)
 
     def lacks_digits(self, share: float) -> bool:
-        """Whether the covariance lacks some of the leading directions that hold this share of the variance."""
+        """Return whether the covariance lacks some of the leading directions that hold this share of the variance."""
         values = self.spectrum.values
         if self.sampled:
             return 1 - share < ENOUGH_VARIANCE and len(self.components.sizes) > len(values)
