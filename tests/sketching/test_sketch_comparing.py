@@ -81,8 +81,8 @@ def test_sketches_come_near_to_what_all_rows_give() -> None:
         ({"seed": 3}, "different seeds, 0 and 3"),
         ({"stack": 2}, "different stacks, 1 and 2"),
         ({"data": rows(159)}, "different numbers of rows, 160 and 159"),
-        ({"data": rows(seed=2)}, "different data, or of the same in another order"),
-        ({"data": rows().flip(0)}, "different data, or of the same in another order"),
+        ({"data": rows(seed=2)}, "different data, another order"),
+        ({"data": rows().flip(0)}, "different data, another order"),
         ({"first_row": 160}, "different rows, 0 to 159 and 160 to 319"),
     ],
 )
@@ -184,7 +184,7 @@ def test_sketched_ckas_have_an_interval_where_buckets_tell_it(pair: tuple[Sketch
     assert np.allclose(itself.low.diagonal(), 1)
     product = sosie.compare(*pair, measures="linear_cka")["linear_cka"]
     assert product.low is not None
-    assert any("not about other columns of the sketch" in c.text for c in product.caveats)
+    assert any("not other columns of the sketch" in c.text for c in product.caveats)
     for other in (
         sosie.compare(made(0, size=None), made(1, size=None), measures="linear_cka"),
         sosie.compare(*(k.using("hadamard_of_sketches") for k in pair), measures="linear_cka"),

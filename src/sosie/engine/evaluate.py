@@ -262,7 +262,7 @@ def by_draws(
     for measure in measures:
         if issubclass(measure.reads, Alignment):
             values[measure.name] = as_array(measure(rows.alignment(measure.reads)))
-            drawn[measure.name] = as_array(measure(rows.shuffled_alignment(measure.reads, shuffles)))
+            drawn[measure.name] = as_array(measure(rows.grams.shuffled(measure.reads, shuffles)))
     if others := [m for m in measures if m.name not in values]:
         shape, names = (len(rows.xs), len(rows.ys)), ", ".join(m.name for m in others)
         start = time.monotonic()

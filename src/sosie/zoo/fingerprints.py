@@ -348,8 +348,8 @@ def _sketched(vectors: Tensor, size: int, places: Tensor, signs: Tensor) -> Tens
 def _drawn(size: int, seed: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The same for every model, so kept for the next."""
     with torch.inference_mode(False):
-        places, signs = Buckets(size, seed).draw(0, length, torch.device("cpu"))
-        return places[0].to(device), signs[0].to(device)
+        drawn = Buckets(size, seed).draw(0, length, torch.device("cpu"))
+        return drawn.buckets[0].to(device), drawn.signs[0].to(device)
 
 
 def standard_deviation(cosine: float, size: int = SIZE) -> float:
