@@ -2,7 +2,7 @@
 
 `zoo.py` is the door. `fingerprints.py` turns a model into a few short vectors; `tasks.py` does so for many models, here
 or in other processes. `store.py` keeps their facts in SQLite, `vectors.py` their vectors in flat files. `search.py`
-(with `index.py` for large zoos), `questions.py` and `recommend.py` answer questions. `upkeep.py` checks, compacts and exports.
+(with `index.py` for large zoos), `questions.py` and `recommend.py` answer questions. `upkeep.py` checks and exports.
 """
 
 from .fingerprints import Fingerprint, NotComparable, Probe, fingerprint

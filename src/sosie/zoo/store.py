@@ -59,7 +59,7 @@ class ZooGone(OSError):
 
 
 class UnknownModel(KeyError, ValueError):
-    """No model has that name."""
+    """Nothing in the zoo has that name: no model, kind of vectors, cluster or run."""
 
     def __str__(self) -> str:
         return str(self.args[0])

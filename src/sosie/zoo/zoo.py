@@ -285,7 +285,7 @@ class Zoo:
         limit: int | None = None,
         offset: int = 0,
     ) -> Listing:
-        """List models in the order they were added: with all of the tags, one of the architectures, one of the tasks."""
+        """List models in the order they were added, with all of the tags, an architecture and a task of those given."""
         if limit is not None:
             limit = min(whole_number(limit, "limit", least=0), 2**62)  # the largest number of SQL
         offset = min(whole_number(offset, "offset", least=0), 2**62)
