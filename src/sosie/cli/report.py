@@ -11,11 +11,11 @@ from . import options as opt
 
 
 def report(
-    file: Annotated[Path, typer.Argument(help="A file that --out of a verb, or save of a result, wrote.")],
+    file: Annotated[Path, typer.Argument(help="A file that --out or `save` wrote.")],
     html: Annotated[Path | None, typer.Option(help="Write the page here.")] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(help="Write heat map and curves as .svg or .png, one file for each measure, by this name."),
+        typer.Option(help="Write a heat map and curves as .svg or .png, one file for each measure, with this name."),
     ] = None,
     full: opt.Full = False,
 ) -> None:
@@ -24,7 +24,7 @@ def report(
 
     found: Any = load(file)
     if isinstance(found, Costs) and html is not None:
-        raise ValueError("costs are a table on the terminal and have no page: leave out --html")
+        raise ValueError("costs have no page, only a table on the terminal: leave out --html")
     if plot is not None and not isinstance(found, (Comparison, Comparisons)):
         raise ValueError(f"--plot draws comparisons; {file} holds {type(found).__name__}")
     opt.tell(found, html=html, plot=plot, full=full)
