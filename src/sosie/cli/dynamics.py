@@ -59,12 +59,12 @@ def dynamics(
     if steps is not None and recorded:
         raise ValueError(f"--steps is for checkpoints; {recorded[0]} is a recorded run with its own steps")
     checkpoints = runs if steps is None else _at_steps(runs, steps)
-    found = history.dynamics(
+    result = history.dynamics(
         recorded[0] if recorded else checkpoints, recorded[1] if len(recorded) == 2 else None,
         measures=opt.split(measures), data=opt.open_data(data, batch),
         sites=opt.split(sites), rows=rows, max_rows=max_rows, device=device, memory=memory,
     )  # fmt: skip
-    opt.tell(found, out, html, full=full)
+    opt.tell(result, out, html, full=full)
 
 
 def _at_steps(checkpoints: list[str], steps: str) -> dict[int, str]:

@@ -41,9 +41,9 @@ def outputs(
     opt.check_outputs(out, html)
     opened = None if (names := opt.split(shifts)) is None else open_shifts(names, seed)
     with opt.working_together() as speaks:
-        found = compare_outputs(
+        result = compare_outputs(
             models, opt.open_data(data, batch), measures=opt.split(measures), kind=kind, shifts=opened,
             max_rows=max_rows, device=opt.own_device(device),
         )  # fmt: skip
     if speaks:
-        opt.tell(found, out, html, full=full)
+        opt.tell(result, out, html, full=full)

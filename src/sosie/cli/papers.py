@@ -20,14 +20,14 @@ def papers(
 ) -> None:
     """List the papers with their claims, or run one: `sosie papers frankenstein --small`."""
     root = folder or _find()
-    found = sorted(path.parent for path in root.glob("*/expected.toml"))
+    folders = sorted(path.parent for path in root.glob("*/expected.toml"))
     if name is None:
-        for paper in found:
+        for paper in folders:
             typer.echo(f"{paper.name:14} {_verdicts(paper)}")
         return
     chosen = root / name / "run.py"
     if not chosen.is_file():
-        raise ValueError(f"no paper {name!r} in {root}; there are {', '.join(paper.name for paper in found) or 'none'}")
+        raise ValueError(f"no paper {name!r} in {root}; there are {', '.join(paper.name for paper in folders)}")
     raise typer.Exit(subprocess.run([sys.executable, str(chosen), *context.args], check=False).returncode)
 
 

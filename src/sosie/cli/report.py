@@ -22,9 +22,9 @@ def report(
     """Print a saved comparison as tables, and write its page or plots."""
     from ..results import Comparison, Comparisons, Costs, load
 
-    found: Any = load(file)
-    if isinstance(found, Costs) and html is not None:
+    result: Any = load(file)
+    if isinstance(result, Costs) and html is not None:
         raise ValueError("costs have no page, only a table on the terminal: leave out --html")
-    if plot is not None and not isinstance(found, (Comparison, Comparisons)):
-        raise ValueError(f"--plot draws comparisons; {file} holds {type(found).__name__}")
-    opt.tell(found, html=html, plot=plot, full=full)
+    if plot is not None and not isinstance(result, (Comparison, Comparisons)):
+        raise ValueError(f"--plot draws comparisons; {file} holds {type(result).__name__}")
+    opt.tell(result, html=html, plot=plot, full=full)

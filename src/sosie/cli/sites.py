@@ -33,7 +33,7 @@ def sites(
     failed: list[str] = []
     for used in inputs:
         try:
-            found = look_at(named, used, sites=opt.split(select) or "leaves", rows=rows)
+            result = look_at(named, used, sites=opt.split(select) or "leaves", rows=rows)
             break
         except Exception as error:  # anything that a model raises for a wrong shape
             if len(inputs) == 1:
@@ -42,7 +42,7 @@ def sites(
     else:
         tried = "\n  ".join(failed)
         raise ValueError(f"{named.name} accepts none of the common image shapes; give --shape or --data\n  {tried}")
-    print_sites(named.name, found)
+    print_sites(named.name, result)
     typer.echo(f"for an input of {'x'.join(map(str, used)) if isinstance(used, tuple) else used}")
     if select is None:
         typer.echo(

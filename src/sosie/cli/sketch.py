@@ -54,10 +54,10 @@ def sketch(
             raise ValueError(f"{', '.join(wrong)}: not with --merge, which takes sketches as they are")
         if len(things) < 2:
             raise ValueError(f"--merge takes two sketches or more, got {len(things)}")
-        found = Sketch.load(things[0])
+        result = Sketch.load(things[0])
         for path in things[1:]:
             try:
-                found = found.merge(Sketch.load(path))
+                result = result.merge(Sketch.load(path))
             except ValueError as error:
                 error.add_note(f"while merging {path}")
                 raise
@@ -70,15 +70,15 @@ def sketch(
             raise ValueError(f"{things[0]} is a sketch already; --merge merges sketches")
         if size is not None:
             options["size"] = opt.parse_size(size)
-        found = make(things[0], DataPart(open_data(data, batch=batch or 256), first_row or 0), **options)
-    found.save(out)
-    how = "every row kept" if found.size is None else f"in {found.size} buckets, seed {found.seed}"
-    count = len(found.side.sites)
-    typer.echo(f"{found.side.name}: {count} site{'s' * (count != 1)}, {found.n:,} rows {how}")
-    typer.echo(f"kept: {', '.join(found.parts)}; gradients of: {found.output}")
-    if folded := [site for site, kept in zip(found.side.sites, found.sites, strict=True) if kept.folded is not None]:
+        result = make(things[0], DataPart(open_data(data, batch=batch or 256), first_row or 0), **options)
+    result.save(out)
+    how = "every row kept" if result.size is None else f"in {result.size} buckets, seed {result.seed}"
+    count = len(result.side.sites)
+    typer.echo(f"{result.side.name}: {count} site{'s' * (count != 1)}, {result.n:,} rows {how}")
+    typer.echo(f"kept: {', '.join(result.parts)}; gradients of: {result.output}")
+    if folded := [site for site, kept in zip(result.side.sites, result.sites, strict=True) if kept.folded is not None]:
         typer.echo(f"projected to fit into the memory: {', '.join(folded)}")
-    typer.echo(f"{found.bytes / 2**20:.1f} MiB{_peak(device)}\nwrote {out}")
+    typer.echo(f"{result.bytes / 2**20:.1f} MiB{_peak(device)}\nwrote {out}")
 
 
 def _peak(device: str | None) -> str:

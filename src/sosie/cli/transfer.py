@@ -34,5 +34,5 @@ def transfer(
     )
     if size is not None:
         options["size"] = opt.parse_size(size)
-    found = sketching.transfer(models if len(models) > 1 else models[0], opt.open_data(data, batch), **options)
-    opt.tell(found, out, html, full=full)
+    result = sketching.transfer(models if len(models) > 1 else models[0], opt.open_data(data, batch), **options)
+    opt.tell(result, out, html, full=full)

@@ -72,18 +72,18 @@ def add(
     if dask is not None:
         typer.echo(f"connecting to {dask} …", err=True)
     with nullcontext() if dask is None else dask_cluster(dask) as executor:
-        found = zoo.add(
+        result = zoo.add(
             named, tags=tag or (), task=task, parent=parent, replace=replace, workers=workers, executor=executor,
             **opt.given(sites=opt.split(sites), device=device),
         )  # fmt: skip
-    assert isinstance(found, Added)
-    print_table(found.rows(), ("name", "outcome"))
-    for name, reason in found.failed.items():
+    assert isinstance(result, Added)
+    print_table(result.rows(), ("name", "outcome"))
+    for name, reason in result.failed.items():
         typer.echo(f"- {_safe(name)}: {_safe(reason)}", err=True)
     typer.echo(f"{folder}: {_models(zoo)}")
     if parent is not None and parent not in zoo:
         typer.echo(f"note: no model {_safe(parent)!r} is in the zoo; it is recorded as the parent", err=True)
-    if found.failed:
+    if result.failed:
         raise typer.Exit(1)
 
 
@@ -95,9 +95,9 @@ def fingerprint(
     device: opt.Device = None,
 ) -> None:
     """Write the fingerprint of a model without adding it: to search with, to look up in `sosie serve`, to send."""
-    found = open_zoo(folder).fingerprint(model, **opt.given(sites=opt.split(sites), device=device))
-    path = found.save(out)
-    typer.echo(f"wrote {path}: {', '.join(found.kinds)}, {path.stat().st_size / 2**20:,.1f} MiB")
+    result = open_zoo(folder).fingerprint(model, **opt.given(sites=opt.split(sites), device=device))
+    path = result.save(out)
+    typer.echo(f"wrote {path}: {', '.join(result.kinds)}, {path.stat().st_size / 2**20:,.1f} MiB")
 
 
 def list_(
@@ -115,19 +115,19 @@ def list_(
     from ..zoo.store import check_filters
 
     zoo = open_zoo(folder)
-    found = zoo.failed() if failed else zoo.list(tag, architecture, task, limit=limit)
+    result = zoo.failed() if failed else zoo.list(tag, architecture, task, limit=limit)
     if as_json:
-        typer.echo(json.dumps(found.rows(), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(result.rows(), indent=2, ensure_ascii=False))
         return
     if failed:
-        for row in found:
+        for row in result:
             typer.echo(f"- {_safe(row['name'])}: {_safe(row['reason'])} ({row['at']})")
-    elif len(found):
-        print_table(found.rows(), LISTED)
-        for note in dict.fromkeys(note for row in found for note in row["notes"]):
-            names = [_safe(row["name"]) for row in found if note in row["notes"]]
+    elif len(result):
+        print_table(result.rows(), LISTED)
+        for note in dict.fromkeys(note for row in result for note in row["notes"]):
+            names = [_safe(row["name"]) for row in result if note in row["notes"]]
             typer.echo(f"- {_safe(note)}: {listed(names, 'models')}")
-    typer.echo(f"{len(found):,} failed" if failed else f"{len(found):,} of {_models(zoo)}")
+    typer.echo(f"{len(result):,} failed" if failed else f"{len(result):,} of {_models(zoo)}")
     filters = check_filters(tag, architecture, task)
     if not failed and len(zoo) and (why := zoo.store.why_none(filters)):
         typer.echo(_safe(why))
@@ -166,13 +166,13 @@ def check(
     wait: Wait = 10.0,
 ) -> None:
     """Check every byte; exit with status 1 if something is lost and was not dropped."""
-    found = open_zoo(folder, wait, data).check(repair=repair)
-    for row in found.rows():
+    result = open_zoo(folder, wait, data).check(repair=repair)
+    for row in result.rows():
         typer.echo(f"- {_safe(row['text'])}")
-    typer.echo(_safe(found.sentence()))
-    if found.lost and not repair:
+    typer.echo(_safe(result.sentence()))
+    if result.lost and not repair:
         typer.echo("--repair drops the models that lost bytes and keeps the rest")
-    if found.left:
+    if result.left:
         raise typer.Exit(1)
 
 
@@ -276,11 +276,11 @@ def search(
     device: opt.Device = None, as_json: opt.AsJson = False, out: opt.Out = None, html: opt.Html = None,
 ) -> None:  # fmt: skip
     """Find the models nearest to one."""
-    found = open_zoo(folder).search(
+    result = open_zoo(folder).search(
         model, count, kind, site=opt.split(sites), tag=tag, architecture=architecture, task=task,
         exact=not quick, symmetric=symmetric, **opt.given(device=device),
     )  # fmt: skip
-    opt.tell(found, out, html, as_json=as_json)
+    opt.tell(result, out, html, as_json=as_json)
 
 
 def layers(
@@ -289,11 +289,11 @@ def layers(
     as_json: opt.AsJson = False, out: opt.Out = None, html: opt.Html = None,
 ) -> None:  # fmt: skip
     """Find the layers of other models nearest to each layer of one."""
-    found = open_zoo(folder).search(
+    result = open_zoo(folder).search(
         model, count, kind, "layer", site=opt.split(sites), tag=tag, architecture=architecture, task=task,
         exact=not quick, **opt.given(device=device),
     )  # fmt: skip
-    opt.tell(found, out, html, as_json=as_json)
+    opt.tell(result, out, html, as_json=as_json)
 
 
 def map_(
@@ -302,8 +302,8 @@ def map_(
     as_json: opt.AsJson = False, out: opt.Out = None, html: opt.Html = None,
 ) -> None:  # fmt: skip
     """Show all models as points in the plane, similar ones near each other."""
-    found = open_zoo(folder).map(kind, tag=tag, architecture=architecture, task=task, seed=seed)
-    opt.tell(found, out, html, as_json=as_json)
+    result = open_zoo(folder).map(kind, tag=tag, architecture=architecture, task=task, seed=seed)
+    opt.tell(result, out, html, as_json=as_json)
 
 
 def clusters(
@@ -313,8 +313,8 @@ def clusters(
     as_json: opt.AsJson = False, out: opt.Out = None, html: opt.Html = None,
 ) -> None:  # fmt: skip
     """Find groups of similar models."""
-    found = open_zoo(folder).clusters(count, kind, tag=tag, architecture=architecture, task=task)
-    opt.tell(found, out, html, as_json=as_json)
+    result = open_zoo(folder).clusters(count, kind, tag=tag, architecture=architecture, task=task)
+    opt.tell(result, out, html, as_json=as_json)
 
 
 def duplicates(
@@ -324,10 +324,10 @@ def duplicates(
     as_json: opt.AsJson = False, out: opt.Out = None, html: opt.Html = None,
 ) -> None:  # fmt: skip
     """Find models with the same weights, or alike at every layer."""
-    found = open_zoo(folder).duplicates(
+    result = open_zoo(folder).duplicates(
         kind=kind, tag=tag, architecture=architecture, task=task, **opt.given(threshold=threshold)
     )
-    opt.tell(found, out, html, as_json=as_json)
+    opt.tell(result, out, html, as_json=as_json)
 
 
 def family(
@@ -353,20 +353,20 @@ def recommend(
 ) -> None:  # fmt: skip
     """Rank models for your data by how much each would have to adapt, or by a quick probe."""
     layer = int(probe_layer) if probe_layer is not None and probe_layer.lstrip("-").isdigit() else probe_layer
-    found = open_zoo(folder).recommend(
+    result = open_zoo(folder).recommend(
         data, count, probe_layer=layer, by=by, max_rows=inputs, trust=trust, tag=tag or None,
         architecture=architecture, task=task, **opt.given(device=device),
     )  # fmt: skip
-    opt.tell(found, out, html, as_json=as_json)
-    if not found.models:
+    opt.tell(result, out, html, as_json=as_json)
+    if not result.models:
         raise typer.Exit(1)
 
 
 def index(folder: opt.Folder, kind: Kind = "cka") -> None:
     """Make an index for large zoos, or bring it up to date; needs faiss: pip install 'sosie[zoo]'."""
-    found = open_zoo(folder).index(kind)
+    result = open_zoo(folder).index(kind)
     typer.echo(
-        f"{found['kind']}: {found['rows']:,} rows in {found['lists']:,} lists, {found['bytes'] / 2**20:,.1f} MiB"
+        f"{result['kind']}: {result['rows']:,} rows in {result['lists']:,} lists, {result['bytes'] / 2**20:,.1f} MiB"
     )
 
 

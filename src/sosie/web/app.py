@@ -315,11 +315,11 @@ def _add_routes(app: FastAPI, zoo: Zoo) -> None:
         try:
             async with room:
                 sent = await run_in_threadpool(checked, zoo, path)
-                found = await run_in_threadpool(questions.near, zoo, sent, k=k, kind=kind, by="model")
+                result = await run_in_threadpool(questions.near, zoo, sent, k=k, kind=kind, by="model")
                 if place:
                     await answer(new_map, kind, patient=True)
-                    found["place"] = await run_in_threadpool(questions.place, zoo, maps.get(kind), kind, sent)
-                return _json(as_json({**found, "sent": described(sent)}))
+                    result["place"] = await run_in_threadpool(questions.place, zoo, maps.get(kind), kind, sent)
+                return _json(as_json({**result, "sent": described(sent)}))
         finally:
             os.unlink(path)
 

@@ -70,14 +70,14 @@ class AnswerCache:
             start = time.monotonic()
             return self.answer(question, make), time.monotonic() - start
 
-        found, seconds = await self._in_thread(timed, patient)
+        answer, seconds = await self._in_thread(timed, patient)
         if patient and seconds >= SLOW:
             with self._lock:
                 self._slow.pop(question, None)
-                self._slow[question] = time.monotonic() + PATIENCE * seconds, found
+                self._slow[question] = time.monotonic() + PATIENCE * seconds, answer
                 while len(self._slow) > MOST_SLOW:
                     del self._slow[next(iter(self._slow))]
-        return found
+        return answer
 
     async def work_out(self, make: Callable[[], Any]) -> bytes:
         """Return an answer that is not cached, such as a page of a cached one, from one of the few threads."""
@@ -97,26 +97,26 @@ class AnswerCache:
     def answer(self, question: tuple[Any, ...], make: Callable[[], Any]) -> bytes:
         # Read before the answer is made: after a change meanwhile, the next request makes a new answer.
         key = (self._changes(), *question)
-        found = self._known(key)
-        if found is not None:
-            return found
+        answer = self._known(key)
+        if answer is not None:
+            return answer
         with self._lock:
             busy = self._busy.setdefault(key, threading.Lock())
         with busy:
-            found = self._known(key)
-            if found is None:
+            answer = self._known(key)
+            if answer is None:
                 try:
-                    found = as_json(make())
-                    self._keep(key, found)
+                    answer = as_json(make())
+                    self._keep(key, answer)
                 finally:
                     with self._lock:
                         self._busy.pop(key, None)
-        return found
+        return answer
 
-    def _keep(self, key: Any, found: bytes) -> None:
+    def _keep(self, key: Any, answer: bytes) -> None:
         with self._lock:
-            if key not in self._answers and _size(key, found) <= self._most // 4:
-                self._answers[key] = found
-                self._bytes += _size(key, found)
+            if key not in self._answers and _size(key, answer) <= self._most // 4:
+                self._answers[key] = answer
+                self._bytes += _size(key, answer)
             while self._bytes > self._most:
                 self._bytes -= _size(*self._answers.popitem(last=False))

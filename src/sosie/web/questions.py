@@ -76,10 +76,10 @@ def near(
     """Return the models or layers nearest to a model of the zoo or to a fingerprint that was sent; never itself."""
     # Never search by a string: one that is no name in the zoo is opened as a model, which may run a file of that name.
     model = query if isinstance(query, Fingerprint) else _as_query(zoo, query)
-    found = zoo.search(model, k=k, kind=kind, by=by, site=site, **filters)
+    answer = zoo.search(model, k=k, kind=kind, by=by, site=site, **filters)
     columns = (*FACTS, "site_a", "site_b", "value", "estimated", "exact")
-    rows = [{name: row[name] for name in columns} for row in found.rows()]
-    return {"kind": kind, "what": WHAT[kind], "by": by, "searched": found.asked["searched"], "rows": rows}
+    rows = [{name: row[name] for name in columns} for row in answer.rows()]
+    return {"kind": kind, "what": WHAT[kind], "by": by, "searched": answer.asked["searched"], "rows": rows}
 
 
 def _as_query(zoo: Zoo, number: int) -> Query:
@@ -89,15 +89,15 @@ def _as_query(zoo: Zoo, number: int) -> Query:
 
 def family(zoo: Zoo, number: int, k: int) -> dict[str, Any]:
     """Return the models that a model may come from, or that come from it, with their recorded relation."""
-    found = zoo.family(_as_query(zoo, number), k)
-    parent = found.asked["recorded_parent"]
+    answer = zoo.family(_as_query(zoo, number), k)
+    parent = answer.asked["recorded_parent"]
     known = _numbers(zoo, [parent] if parent else [])
     columns = (*FACTS, "recorded", "score", "above", "early", "cka", "weights", "atoms")
     return {
         "parent": None if parent is None else {"name": parent, "id": known.get(parent)},
-        "candidates": found.asked["candidates"], "total": len(found),
-        "rows": [{name: row[name] for name in columns} for row in found.rows()[:MOST_FAMILY]],
-        "notes": list(found.notes),
+        "candidates": answer.asked["candidates"], "total": len(answer),
+        "rows": [{name: row[name] for name in columns} for row in answer.rows()[:MOST_FAMILY]],
+        "notes": list(answer.notes),
     }  # fmt: skip
 
 
@@ -131,17 +131,17 @@ SAME, ALIKE = "same weights", "alike at every site"
 
 def clusters(zoo: Zoo, kind: str, k: int | None, filters: dict[str, Any]) -> dict[str, Any]:
     """Return groups with their centres, and the group of every model, sorted by group, the most typical first."""
-    found = zoo.clusters(k, kind, **filters)
+    answer = zoo.clusters(k, kind, **filters)
     groups: dict[int, list[dict[str, Any]]] = {}
-    for row in found.found:
+    for row in answer.found:
         groups.setdefault(row["cluster"], []).append(row)
-    asked = found.asked
+    asked = answer.asked
     return {
-        "kind": kind, "what": WHAT[kind], "total": len(found), "silhouette": asked["silhouette"],
+        "kind": kind, "what": WHAT[kind], "total": len(answer), "silhouette": asked["silhouette"],
         "chosen": asked["chosen"], "groups": [_group(number, groups[number]) for number in sorted(groups)],
-        "ids": [row["id"] for row in found.found], "clusters": [row["cluster"] for row in found.found],
-        "similarities": [None if row["similarity"] is None else round(row["similarity"], 6) for row in found.found],
-        "notes": list(found.notes),
+        "ids": [row["id"] for row in answer.found], "clusters": [row["cluster"] for row in answer.found],
+        "similarities": [None if row["similarity"] is None else round(row["similarity"], 6) for row in answer.found],
+        "notes": list(answer.notes),
     }  # fmt: skip
 
 
@@ -157,13 +157,13 @@ def _group(number: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def members(zoo: Zoo, whole: bytes, number: int, limit: int, offset: int) -> dict[str, Any]:
     """Return a page of the models of one group, from an answer of `clusters`."""
-    found = json.loads(whole)
-    group = next((group for group in found["groups"] if group["cluster"] == number), None)
+    answer = json.loads(whole)
+    group = next((group for group in answer["groups"] if group["cluster"] == number), None)
     if group is None:
-        raise UnknownModel(f"no cluster {number}: there are {len(found['groups'])}, counted from 0")
+        raise UnknownModel(f"no cluster {number}: there are {len(answer['groups'])}, counted from 0")
     every = [
         (model, similarity)
-        for model, cluster, similarity in zip(found["ids"], found["clusters"], found["similarities"], strict=True)
+        for model, cluster, similarity in zip(answer["ids"], answer["clusters"], answer["similarities"], strict=True)
         if cluster == number
     ]
     page = every[offset : offset + limit]
@@ -179,27 +179,27 @@ def duplicates(zoo: Zoo, kind: str, threshold: float) -> dict[str, Any]:
             f"{count:,} models: the explorer looks for duplicates among at most {MOST_HELD:,}, `sosie zoo duplicates` "
             "among all"
         )
-    found = zoo.duplicates(threshold, kind)
-    numbers = _numbers(zoo, list({row[key]: None for row in found.found for key in ("name", "same_as")}))
+    answer = zoo.duplicates(threshold, kind)
+    numbers = _numbers(zoo, list({row[key]: None for row in answer.found for key in ("name", "same_as")}))
     columns = ("name", "same_as", "why", "value", "exact", "architecture", "task", "tags", "parent")
     rows = [
         {"id": numbers[row["name"]], "same_id": numbers[row["same_as"]]} | {name: row[name] for name in columns}
-        for row in found.found
+        for row in answer.found
         if row["name"] in numbers and row["same_as"] in numbers
     ]
     return {
-        "kind": kind, "what": WHAT[kind], "threshold": threshold, "models": found.asked["models"], "rows": rows,
-        "notes": list(found.notes),
+        "kind": kind, "what": WHAT[kind], "threshold": threshold, "models": answer.asked["models"], "rows": rows,
+        "notes": list(answer.notes),
     }  # fmt: skip
 
 
 def page_of_duplicates(whole: bytes, why: str | None, limit: int, offset: int) -> dict[str, Any]:
     """Return some rows of an answer of `duplicates`, for one reason or both, and the count of each."""
-    found = json.loads(whole)
-    counts = Counter(row["why"] for row in found["rows"])
-    rows = [row for row in found["rows"] if why is None or row["why"] == {"weights": SAME, "alike": ALIKE}[why]]
+    answer = json.loads(whole)
+    counts = Counter(row["why"] for row in answer["rows"])
+    rows = [row for row in answer["rows"] if why is None or row["why"] == {"weights": SAME, "alike": ALIKE}[why]]
     return {
-        **found, "same_weights": counts[SAME], "alike": counts[ALIKE], "total": len(rows), "offset": offset,
+        **answer, "same_weights": counts[SAME], "alike": counts[ALIKE], "total": len(rows), "offset": offset,
         "rows": rows[offset : offset + limit],
     }  # fmt: skip
 
@@ -210,15 +210,15 @@ MOST_POINTS = 20_000
 REFERENCES = 10  # models that determine the place
 
 
-def shown_map(found: Map) -> dict[str, Any]:
+def shown_map(answer: Map) -> dict[str, Any]:
     """Return all models as points, or evenly spread ones if there are too many to show."""
-    rows, kind = list(found.found), found.asked["kind"]
+    rows, kind = list(answer.found), answer.asked["kind"]
     if len(rows) > MOST_POINTS:
         rows = [rows[k] for k in np.linspace(0, len(rows) - 1, MOST_POINTS).round().astype(int)]
     points = [{name: row[name] for name in FACTS} | {"x": round(row["x"], 6), "y": round(row["y"], 6)} for row in rows]
     return {
-        "kind": kind, "what": WHAT[kind], "total": len(found), "landmarks": found.asked["landmarks"], "points": points,
-        "stress": found.stress,
+        "kind": kind, "what": WHAT[kind], "total": len(answer), "landmarks": answer.asked["landmarks"],
+        "points": points, "stress": answer.stress,
     }  # fmt: skip
 
 

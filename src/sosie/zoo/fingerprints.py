@@ -639,31 +639,31 @@ class Settings:
                 f"{probe.n} of hash {probe.digest}. Leave data= out to use that of the zoo, or make another zoo"
             )
 
-    def check_alike(self, name: str, found: Fingerprint) -> None:
+    def check_alike(self, name: str, fingerprint: Fingerprint) -> None:
         """Raise unless a fingerprint was made as all others of the zoo."""
-        if found.probe != self.probe:
+        if fingerprint.probe != self.probe:
             raise ValueError(
-                f"{name!r}: a fingerprint on another probe set, {found.probe}; that of the zoo is {self.probe}: make "
-                "it with zoo.fingerprint(model), or `sosie zoo fingerprint FOLDER MODEL --out FILE`"
+                f"{name!r}: a fingerprint on another probe set, {fingerprint.probe}; that of the zoo is {self.probe}: "
+                "make it with zoo.fingerprint(model), or `sosie zoo fingerprint FOLDER MODEL --out FILE`"
             )
         for setting in MADE:
-            if (actual := getattr(found, setting)) != (pinned := getattr(self, setting)):
+            if (actual := getattr(fingerprint, setting)) != (pinned := getattr(self, setting)):
                 raise ValueError(f"{name!r}: a fingerprint with {setting}={actual!r}; the zoo has {setting}={pinned!r}")
 
-    def record(self, name: str, found: Fingerprint, facts: Facts, added: str = "") -> Record:
+    def record(self, name: str, fingerprint: Fingerprint, facts: Facts, added: str = "") -> Record:
         """Return what the store keeps of a fingerprint; raise unless it was made as all others of the zoo."""
-        self.check_alike(name, found)
-        keys = [key for key in found.vectors if kind_of(key) in self.kinds]
+        self.check_alike(name, fingerprint)
+        keys = [key for key in fingerprint.vectors if kind_of(key) in self.kinds]
         if not keys:
             kinds = ", ".join(self.kinds)
-            raise ValueError(f"{name!r}: a fingerprint of {', '.join(found.kinds)}; the zoo has {kinds}")
-        blocks = {key: (found.vectors[key], tuple(found.labels[key])) for key in keys}
-        if found.exact is not None and "cka" in blocks:
-            blocks[EXACT] = found.exact, tuple(found.labels["cka"])
-        digest, architecture = (str(found.about.get(key) or "unknown") for key in ("model", "architecture"))
+            raise ValueError(f"{name!r}: a fingerprint of {', '.join(fingerprint.kinds)}; the zoo has {kinds}")
+        blocks = {key: (fingerprint.vectors[key], tuple(fingerprint.labels[key])) for key in keys}
+        if fingerprint.exact is not None and "cka" in blocks:
+            blocks[EXACT] = fingerprint.exact, tuple(fingerprint.labels["cka"])
+        digest, architecture = (str(fingerprint.about.get(key) or "unknown") for key in ("model", "architecture"))
         return Record(
-            name=name, digest=digest, architecture=architecture, parameters=found.about.get("parameters", 0),
-            blocks=blocks, absent=dict(found.absent), about=dict(found.about), added=added, **vars(facts),
+            name=name, digest=digest, architecture=architecture, parameters=fingerprint.about.get("parameters", 0),
+            blocks=blocks, absent=dict(fingerprint.absent), about=dict(fingerprint.about), added=added, **vars(facts),
         )  # fmt: skip
 
     def fingerprint(self, stored: Record) -> Fingerprint:

@@ -61,7 +61,7 @@ class Index:
             gone = 0
         more = count + min(gone, count)
         _, rows = self.faiss.search(query, more, params=faiss.SearchParametersIVF(**options))
-        return [found[vectors.has_rows(found)][:count] for found in rows]
+        return [candidates[vectors.has_rows(candidates)][:count] for candidates in rows]
 
 
 def load_faiss() -> Any:

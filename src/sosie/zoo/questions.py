@@ -411,15 +411,15 @@ def find_duplicates(zoo: Zoo, threshold: float, kind: str, filters: Mapping[str,
         raise ValueError(f"threshold must be a similarity from 0.5 to 1, got {threshold!r}")
     vectors = vectors_of(zoo, kind, **filters)
     exact = zoo.store.exact() if kind == "cka" else None
-    found: list[tuple[int, int, float, bool, str]] = []  # model, earlier model, similarity, by whole vectors, why
+    duplicates: list[tuple[int, int, float, bool, str]] = []  # model, earlier model, similarity, by whole vectors, why
     counts = dict(zip(vectors.models.tolist(), vectors.count.tolist(), strict=True))
     first: dict[str, int] = {}
     for model, digest in zoo.store.same_digests(vectors.kind, **filters):
         if model in counts:  # else it was added meanwhile
             other = first.setdefault(digest, model)
             if other != model and counts[other] == counts[model]:
-                found.append((model, other, *_lowest_cosine(vectors, exact, other, model), "same weights"))
-    left = vectors.part(~np.isin(vectors.models, [duplicate[0] for duplicate in found]))
+                duplicates.append((model, other, *_lowest_cosine(vectors, exact, other, model), "same weights"))
+    left = vectors.part(~np.isin(vectors.models, [duplicate[0] for duplicate in duplicates]))
     off = SURE * standard_deviation(threshold, vectors.rows.shape[1]) + 1e-6  # rounding of float32
     taken: set[int] = set()  # duplicates, which no other model is compared with
     for model, others in near_models(left, threshold - off, taken):
@@ -427,14 +427,14 @@ def find_duplicates(zoo: Zoo, threshold: float, kind: str, filters: Mapping[str,
             value, by_whole = _lowest_cosine(vectors, exact, other, model)
             if value >= threshold:
                 taken.add(model)
-                found.append((model, other, value, by_whole, "alike at every site"))
+                duplicates.append((model, other, value, by_whole, "alike at every site"))
                 break
-    found.sort(key=lambda duplicate: duplicate[0])  # ids grow in the order in which models were added
-    facts = zoo.store.describe(sorted({model for duplicate in found for model in duplicate[:2]}), vectors.kind)
+    duplicates.sort(key=lambda duplicate: duplicate[0])  # ids grow in the order in which models were added
+    facts = zoo.store.describe(sorted({model for duplicate in duplicates for model in duplicate[:2]}), vectors.kind)
     rows = [
         {"name": facts[model]["name"], "same_as": facts[other]["name"], "why": why, "value": value, "exact": by_whole}
         | about(facts[model])
-        for model, other, value, by_whole, why in found
+        for model, other, value, by_whole, why in duplicates
         if model in facts and other in facts  # else one was removed meanwhile
     ]
     models = len(vectors.models)

@@ -142,17 +142,17 @@ def search(
         rows = []
         for number, numbers in enumerate(near):
             rows += _sorted_rows(pairs, number, numbers[numbers >= 0], facts, k)
-    found = []
+    answers = []
     for model, number, row, values in rows:
         fact = facts[model]
         named = {"name": fact["name"], "id": model, "site_a": sites[number], "site_b": fact["labels"][row]}
-        found.append(named | about(fact) | values)
+        answers.append(named | about(fact) | values)
     asked = {
         "query": query.name, "k": k, "kind": kind, "by": by, "sites": sites, "rerank": rerank,
         "exact": len(pairs) > 1, "symmetric": symmetric, "index": used is not None, "searched": len(vectors.models),
         "probe": zoo.settings.probe, **filters,
     }  # fmt: skip
-    return Neighbours(asked, tuple(found), notes)
+    return Neighbours(asked, tuple(answers), notes)
 
 
 def _index(every: Vectors, vectors: Vectors, wanted: bool) -> tuple[Index | None, tuple[str, ...]]:
@@ -184,7 +184,7 @@ def _sorted_models(pairs: Pairs, ids: Whole, meets: Whole | None, symmetric: boo
         vectors, query = pairs[1]
         places, exact = vectors.places_of(ids)
         values[exact] = score_models(query, vectors.part(places[exact]), symmetric=symmetric)
-    found = []
+    best = []
     for place in np.lexsort((ids, -values))[:k].tolist():
         vectors, query = pairs[int(exact[place])]
         rows = vectors.of_model(int(ids[place]))
@@ -194,8 +194,8 @@ def _sorted_models(pairs: Pairs, ids: Whole, meets: Whole | None, symmetric: boo
             cosines[meets[:, None] != np.arange(len(rows))] = -np.inf
         site, row = np.unravel_index(int(cosines.argmax()), cosines.shape)
         numbers = {"value": float(values[place]), "estimated": float(estimated[place]), "exact": bool(exact[place])}
-        found.append((int(ids[place]), int(site), int(row), numbers | {"best": float(cosines[site, row])}))
-    return found
+        best.append((int(ids[place]), int(site), int(row), numbers | {"best": float(cosines[site, row])}))
+    return best
 
 
 def _sorted_rows(pairs: Pairs, site: int, rows: Whole, facts: Mapping[int, Any], k: int) -> list[Row]:
@@ -211,11 +211,11 @@ def _sorted_rows(pairs: Pairs, site: int, rows: Whole, facts: Mapping[int, Any],
         vectors, query = pairs[1]
         places, exact = vectors.places_of(ids)
         values[exact] = _row_products(vectors, vectors.first[places[exact]] + sites[exact], query[site])
-    found = []
+    best = []
     for place in np.lexsort((ids, -values))[:k].tolist():
         numbers = {"value": float(values[place]), "estimated": float(estimated[place]), "exact": bool(exact[place])}
-        found.append((int(ids[place]), site, int(sites[place]), numbers))
-    return found
+        best.append((int(ids[place]), site, int(sites[place]), numbers))
+    return best
 
 
 def _row_products(vectors: Vectors, rows: Whole, vector: Table) -> Table:
@@ -291,7 +291,7 @@ def score_models(query: Any, vectors: Vectors, meets: Whole | None = None, *, sy
     It has the precision of the query. `symmetric`: averaged with the opposite direction. `meets`: each vector of the
     query is only compared with the one at this place in the model, so both directions are the same; −inf without one.
     """
-    found = np.empty(len(vectors.models), query.dtype)
+    all_scores = np.empty(len(vectors.models), query.dtype)
     turned = np.ascontiguousarray(query.T)
     single = query.dtype == np.float32
     for start, stop, rows in blocks(vectors, BLOCK if single else max(1, CACHED // query.shape[1])):
@@ -303,7 +303,7 @@ def score_models(query: Any, vectors: Vectors, meets: Whole | None = None, *, sy
             picked = cosines[np.where(present, starts[:, None] + meets[None], 0), np.arange(len(meets))[None]]
             with np.errstate(invalid="ignore"):
                 scores = np.where(present, picked, 0).sum(1) / present.sum(1)
-            found[start:stop] = np.where(present.any(1), scores, -np.inf)
+            all_scores[start:stop] = np.where(present.any(1), scores, -np.inf)
             continue
         if (counts == counts[0]).all():  # much faster if all have equally many
             apart = cosines.reshape(len(counts), int(counts[0]), -1)
@@ -315,8 +315,8 @@ def score_models(query: Any, vectors: Vectors, meets: Whole | None = None, *, sy
         scores = best.mean(1)
         if symmetric:
             scores = (scores + np.add.reduceat(cosines.max(1), starts) / counts) / 2
-        found[start:stop] = scores
-    return found
+        all_scores[start:stop] = scores
+    return all_scores
 
 
 def _products(rows: Floats, turned: Floats) -> Floats:
