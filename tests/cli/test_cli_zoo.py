@@ -244,7 +244,7 @@ def is_number(value: object) -> bool:
 
 def test_questions_that_have_no_answer(folder: Path) -> None:
     for arguments, said in (
-        (["search", folder, "tow"], "near it: two"),
+        (["search", folder, "tow"], "did you mean 'two'"),
         (["search", folder, "two", "--kind", "atoms"], "no vectors of kind 'atoms'"),
         (["map", folder, "--tag", "none"], "has the tag 'none'; there are small"),
         (["index", folder], "an index is for 1,000"),

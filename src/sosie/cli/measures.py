@@ -14,8 +14,8 @@ def measures(as_json: opt.AsJson = False) -> None:
     from ..engine import list_measures
     from ..report import print_measures
 
-    found = list_measures()
+    result = list_measures()
     if as_json:
-        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
     else:
-        print_measures(found)
+        print_measures(result)

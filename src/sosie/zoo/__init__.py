@@ -1,8 +1,8 @@
-"""Many models: fingerprints of them, kept and searched.
+"""Many models: their fingerprints, stored and searched.
 
-`zoo.py` is the door. `fingerprints.py` makes a model into a few short vectors, `tasks.py` many models, here or in other
-processes. `store.py` keeps what is known of them in SQLite, `vectors.py` their vectors in flat files. `search.py`, with
-`index.py` for large zoos, `questions.py` and `recommend.py` answer questions. `upkeep.py` checks, compacts and exports.
+`zoo.py` is the door. `fingerprints.py` turns a model into a few short vectors; `tasks.py` does so for many models, here
+or in other processes. `store.py` keeps their facts in SQLite, `vectors.py` their vectors in flat files. `search.py`
+(with `index.py` for large zoos), `questions.py` and `recommend.py` answer questions. `upkeep.py` checks and exports.
 """
 
 from .fingerprints import Fingerprint, NotComparable, Probe, fingerprint
