@@ -94,7 +94,7 @@ def test_tag_remove_compact(folder: Path) -> None:
     assert "MiB given back" in zoo("compact", folder).stdout
     missing = run("zoo", "remove", str(folder), "twoo")
     assert missing.returncode == 1
-    assert missing.stderr.strip() == f"error: no model 'twoo' in {folder}"
+    assert missing.stderr.strip() == f"error: no model 'twoo' in {folder}; there are small_cnn(seed=0)"
 
 
 def test_check_and_repair(folder: Path) -> None:
