@@ -367,7 +367,8 @@ def test_weights_that_a_layer_computes_are_recorded_as_they_are_now(tmp_path: Pa
             parameter.neg_()
     weights = [model[0].weight_orig * model[0].weight_mask for model in (first, last)]
     weights += [torch.linalg.vector_norm(last[3].weight_v, dim=1, keepdim=True)]
-    with Recorder(tmp_path / "r", last, "weights") as recorder:  # `last` was not run since: its `weight` is a first one's
+    # `last` was not run since its parameters changed, so that its `weight` is not up to date.
+    with Recorder(tmp_path / "r", last, "weights") as recorder:
         recorder.record(0)
     run = open_run(tmp_path / "r")
     assert run.sites == ("0", "2", "3")

@@ -47,6 +47,11 @@ def cut(batch: Any, start: int, stop: int) -> Any:
     return rebuild(lambda leaf: leaf[start:stop], batch)
 
 
+def copied(batch: Any) -> Any:
+    """Copy a batch, lists too, so that later changes of the original do not reach it."""
+    return rebuild(lambda leaf: list(leaf) if isinstance(leaf, list) else _moved(leaf, None), batch)
+
+
 def join(batches: Sequence[Any]) -> Any:
     """Concatenate batches of one structure; a single batch is returned without a copy."""
     if len(batches) == 1:
@@ -261,11 +266,14 @@ class Batches:
                 "this tuple of tensors is ambiguous, one batch or two: give [(x, y)] or TensorDataset(x, y)"
             )
         self.size, self.read = (0, None) if self.total is None else _random_access(self._data)
-        self.reuses_buffers = not isinstance(self._data, (list, tuple, DataLoader))  # possibly
 
     def __iter__(self) -> Iterator[Any]:
         for batch, _ in self._counted():
             yield batch
+
+    def kept(self, batch: Any) -> Any:
+        """Return a batch that is kept while others are read: a copy if the data may reuse one buffer for all."""
+        return batch if isinstance(self._data, (list, tuple, DataLoader)) else copied(batch)
 
     def _counted(self) -> Iterator[tuple[Any, int]]:
         stream = iter(self._data)
@@ -321,8 +329,8 @@ def recut(
             while held >= size + block:
                 yield _take(waiting, size, wanted=share.has(number))
                 number, held = number + 1, held - size
-            if source.reuses_buffers and waiting:
-                waiting[-1] = replace(waiting[-1], batch=rebuild(lambda leaf: _moved(leaf, None), waiting[-1].batch))
+            if waiting:
+                waiting[-1] = replace(waiting[-1], batch=source.kept(waiting[-1].batch))
         if held:
             yield _take(waiting, held, wanted=share.has(number))
 

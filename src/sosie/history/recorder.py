@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import Batches, Chunk, Rule, check_rule, count_inputs, cut, recut, unwrap, without_labels
-from ..capture.batches import explain_types
+from ..capture.batches import copied, explain_types
 from ..capture.sites import named_parameters
 from ..checks import one_of, whole_number
 from ..engine.network import Network
@@ -194,7 +194,10 @@ def _atoms(model: Model, sites: Any) -> dict[str, tuple[Tensor, Tensor]]:
             "them; or record weights or activations"
         )
     return {
-        name: (_tensor(parameters, name, "atoms", modules[name]), _tensor(parameters, name, "coefficients", modules[name]))
+        name: (
+            _tensor(parameters, name, "atoms", modules[name]),
+            _tensor(parameters, name, "coefficients", modules[name]),
+        )
         for name in choose_sites(modules, sites, "layer of atoms", modules)
     }
 
@@ -256,8 +259,8 @@ class Probe:
 
             data = open_data(data)
         check_rule(rows)
-        # Read once: a loader that shuffles would give different inputs at each step.
-        self.batches = [chunk.batch for chunk in recut(Batches(data), block=None, max_rows=max_rows)]
+        # Read once and copied: a loader may shuffle, and the tensors may be written to before the next step.
+        self.batches = [copied(chunk.batch) for chunk in recut(Batches(data), block=None, max_rows=max_rows)]
         self.inputs = sum(map(count_inputs, self.batches))
         self.rows, self.prepare, self._inputs = rows, prepare, inputs
         self.rule = rows if isinstance(rows, str) else getattr(rows, "__name__", "function")
