@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -174,3 +175,17 @@ def test_networks_may_differ_in_precision() -> None:
         assert answers.dtype == torch.float32
         torch.testing.assert_close(answers, plain.model(x), rtol=off, atol=off)
     assert coarse[0].weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("batch", [1, 20])
+@pytest.mark.parametrize("fit", ["least_squares", "task_loss(epochs=2)"])
+def test_a_loader_that_fills_one_buffer_again_and_again(batch: int, fit: str) -> None:
+    a, b, x = mlp(0).double(), mlp(1, 6).double(), rows(60)
+
+    def batches() -> Iterator[Tensor]:
+        buffer = torch.empty(batch, 5, dtype=torch.float64)
+        for part in x.split(batch):
+            yield buffer.copy_(part)
+
+    found, expected = (sosie.stitch(a, "2", b, "2", data, fit=fit) for data in (batches(), list(x.split(batch))))
+    assert torch.equal(layer(found), layer(expected))

@@ -52,7 +52,7 @@ def copied(batch: Any) -> Any:
     return rebuild(lambda leaf: list(leaf) if isinstance(leaf, list) else _moved(leaf, None), batch)
 
 
-def join(batches: Sequence[Any]) -> Any:
+def join(batches: Sequence[Any], name: str = "batch") -> Any:
     """Concatenate batches of one structure; a single batch is returned without a copy."""
     if len(batches) == 1:
         return batches[0]
@@ -64,9 +64,9 @@ def join(batches: Sequence[Any]) -> Any:
         for mask in (MASK, DECODER_MASK):
             if mask in first:
                 batches = _pad_tokens(batches, mask)
-        return {key: join([batch[key] for batch in batches]) for key in first}
+        return {key: join([batch[key] for batch in batches], str(key)) for key in first}
     if is_parts(first):
-        return like(first, [join(parts) for parts in zip(*batches, strict=True)])
+        return like(first, [join(parts, name) for parts in zip(*batches, strict=True)])
     if isinstance(first, Tensor):
         shapes = sorted({tuple(tensor.shape[1:]) for tensor in batches})
         if len(shapes) > 1:
@@ -77,6 +77,11 @@ def join(batches: Sequence[Any]) -> Any:
         return torch.cat(list(batches))
     if isinstance(first, list):
         return [item for batch in batches for item in batch]
+    if other := [option for option in batches if option != first]:
+        raise ValueError(
+            f"batches with {name}={first!r} and {name}={other[0]!r} cannot be joined into one: give {name} as a tensor "
+            "with one value per input, or compare their inputs separately"
+        )
     return first
 
 
@@ -257,13 +262,11 @@ class Batches:
             self._data = DataLoader(data, batch_size=BATCH, shuffle=False)
         elif isinstance(data, (str, bytes)) or not isinstance(data, Iterable):
             raise TypeError(f"data must be iterable and yield batches, got {type(data).__name__}")
-        elif (
-            isinstance(data, tuple)
-            and all(isinstance(part, (Tensor, np.ndarray)) for part in data)
-            and len({tuple(part.shape[1:]) for part in data}) > 1
-        ):
+        elif isinstance(data, tuple) and _may_be_one_batch(data):
             raise ValueError(
-                "this tuple of tensors is ambiguous, one batch or two: give [(x, y)] or TensorDataset(x, y)"
+                "a tuple of tensors as data is read as several batches, but the parts of this one look like those of "
+                "one batch: give [(x, y)], TensorDataset(x, y) or a dict {'input_ids': …, 'attention_mask': …}; or a "
+                "list if each part is a batch"
             )
         self.size, self.read = (0, None) if self.total is None else _random_access(self._data)
 
@@ -413,6 +416,18 @@ def _loaded(loader: DataLoader[Any], spans: Iterable[Span]) -> Iterable[Any]:
     return DataLoader(loader.dataset, batch_sampler=(list(range(*span)) for span in spans), **same)
 
 
+def _may_be_one_batch(data: tuple[Any, ...]) -> bool:
+    """Return whether the parts of a tuple differ as inputs and labels do, or ids and their mask."""
+    parts = [with_tensors(part) for part in data if isinstance(part, (Tensor, np.ndarray))]
+    if hasattr(data, "_fields") or len(parts) < len(data) or not all(isinstance(part, Tensor) for part in parts):
+        return hasattr(data, "_fields")
+    if len({(part.dtype, part.shape[1:]) for part in parts}) > 1:
+        return True
+    if parts[0].is_floating_point() or parts[0].ndim != 2 or len({len(part) for part in parts}) > 1:
+        return False
+    return any(map(_pads, parts)) and any(bool(((part != 0) & (part != 1)).any()) for part in parts)
+
+
 def _is_map_style(data: Any) -> bool:
     return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Iterable)
 
@@ -497,7 +512,7 @@ def model_arguments(
     first floating-point tensor. For text (a list of strings, or a dict with such a list) `prepare` is the model's
     tokeniser: it receives the whole batch and returns the arguments.
     """
-    chosen = without_labels(batch) if inputs is None else inputs(batch)
+    chosen = without_labels(batch) if inputs is None else inputs(copied(batch))  # it may work in place
     has_text = is_text(chosen) or (isinstance(chosen, Mapping) and any(map(is_text, chosen.values())))
     if has_text and prepare is None and inputs is None:
         raise ValueError("the data are texts, which a model cannot read: give tokenisers as prepare_a= and prepare_b=")

@@ -16,8 +16,8 @@ from uuid import uuid4
 import torch
 from torch import Tensor, nn
 
-from ..capture import Batches, Chunk, Rule, check_rule, count_inputs, cut, recut, unwrap, without_labels
-from ..capture.batches import copied, explain_types
+from ..capture import Batches, Chunk, Rule, check_rule, copied, count_inputs, cut, recut, unwrap, without_labels
+from ..capture.batches import explain_types
 from ..capture.sites import named_parameters
 from ..checks import one_of, whole_number
 from ..engine.network import Network
