@@ -123,7 +123,13 @@ def _evaluate(model: nn.Module, modules: Iterable[nn.Module], parameters: Iterab
                 f"a {type(module).__name__} of the model has no weights yet: run one batch through the model first"
             )
     if any(module.training for module in modules):
-        model.eval()
+        try:
+            model.eval()
+        except NotImplementedError as error:  # torch.export's
+            raise ValueError(
+                f"this {type(model).__name__} cannot be put into evaluation mode: if torch.export made it, give the model "
+                "that was exported"
+            ) from error
 
 
 def _parts(model: nn.Module) -> tuple[list[nn.Module], list[nn.Parameter]]:
