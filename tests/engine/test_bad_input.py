@@ -597,3 +597,30 @@ def test_ids_are_not_blamed_for_types_inside_a_model() -> None:
 
     with pytest.raises(RuntimeError, match="dtype"):
         sosie.compare(Mixed(), Mixed(), torch.zeros(40, 5, dtype=torch.long))
+
+
+class Ensemble(nn.Module):
+    """Its members are run by torch.vmap through one stateless copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.members, self.one = nn.ModuleList([nn.Linear(8, 3) for _ in range(3)]), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = torch.func.stack_module_state(list(self.members))
+        out: torch.Tensor = torch.vmap(lambda p, b: torch.func.functional_call(self.one, (p, b), (x,)))(*state).mean(0)
+        return out
+
+
+def test_modules_inside_vmap_are_left_out_or_named() -> None:
+    x = inputs()
+    with pytest.raises(SiteError, match=r"'one' is called inside torch\.vmap.*Choose a site outside"):
+        sosie.compare(Ensemble(), mlp(0), x, sites_a="one")
+    assert sosie.compare(Ensemble(), mlp(0), x, sites_a=".").sites_a == ["output"]
+
+
+def test_modules_of_torch_export_are_refused_in_words() -> None:
+    exported = torch.export.export(mlp(0), (inputs(),)).module()
+    for door in (sosie.compare, sosie.compare_outputs):
+        with pytest.raises(ValueError, match=r"torch\.export made it, give the model that was exported"):
+            door(exported, mlp(0), inputs())

@@ -11,6 +11,7 @@ import pytest
 import torch
 from made_prints import INPUTS, PROBE, SIZE, N, made, new_zoo, same
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import sosie
 from sosie.files import DamagedFile
@@ -59,6 +60,16 @@ def test_the_probe_set_is_kept(data: object, tmp_path: Path) -> None:
     kept = Zoo(tmp_path / "z", data).probe  # given again, it is the same
     assert kept.digest == Probe.of(data).digest
     assert kept.n == Probe.of(data).n
+
+
+def test_data_that_can_be_read_once_or_come_in_another_order_make_a_zoo(tmp_path: Path) -> None:
+    x = torch.randn(40, 3)
+    loader = DataLoader(TensorDataset(x), batch_size=8, shuffle=True)
+    for name, data in (("once", iter(x.split(8))), ("shuffled", loader)):
+        assert Zoo(tmp_path / name, data=data, inputs=40).settings.n == 40
+        assert Zoo(tmp_path / name).probe.n == 40
+    with pytest.raises(ValueError, match=r"another probe set.*a loader that shuffles"):
+        Zoo(tmp_path / "shuffled", data=loader)
 
 
 def test_as_many_inputs_are_taken_as_at_first(tmp_path: Path) -> None:

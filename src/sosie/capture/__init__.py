@@ -6,6 +6,7 @@ from .batches import (
     Batches,
     Chunk,
     Share,
+    copied,
     count_inputs,
     cut,
     explain_types,

@@ -27,7 +27,7 @@ def to_rows(activation: Tensor, rule: Rule, *, site: Site, inputs: int, mask: Te
     its numbers belong to padding.
     """
     if callable(rule):
-        rows = rule(activation)
+        rows = rule(activation.clone())  # it may work in place, and the next layers read the activation
         if not isinstance(rows, Tensor) or rows.ndim != 2 or len(rows) != inputs:
             got = _shape(rows) if isinstance(rows, Tensor) else type(rows).__name__
             raise ValueError(

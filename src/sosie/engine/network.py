@@ -19,6 +19,7 @@ from ..capture import (
     ActivationFile,
     Chunk,
     Masks,
+    NoRows,
     Rule,
     Site,
     Watch,
@@ -207,6 +208,12 @@ class Network:
         """Called by the watch inside the forward pass, once for each site."""
         chunk, label, mask = self._chunk, site.label, self._masks.at(site, activation)
         assert chunk is not None and self._sink is not None  # noqa: PT018
+        if torch._C._functorch.is_batchedtensor(activation):
+            raise NoRows(
+                label,
+                "is called inside torch.vmap, where its activation cannot be read",
+                "Choose a site outside, or compare the members one by one",
+            )
         rows = to_rows(activation.detach(), self.rows, site=site, inputs=chunk.count, mask=mask)
         width = rows.shape[1]
         if self._widths.setdefault(label, width) != width:

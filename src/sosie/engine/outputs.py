@@ -18,6 +18,7 @@ from ..capture import (
     Chunk,
     answer_in,
     borrowed,
+    copied,
     labels_of,
     model_arguments,
     read_npz,
@@ -298,7 +299,7 @@ class OutputPass:
         """The images of a batch under shifts; without shifts the batch itself."""
         if not self.shifts:
             return batch
-        images = without_labels(batch) if self.inputs is None else self.inputs(batch)
+        images = without_labels(batch) if self.inputs is None else self.inputs(copied(batch))
         if isinstance(images, (tuple, list)) and len(images) == 1:
             images = images[0]
         if not isinstance(images, Tensor) or not images.is_floating_point():

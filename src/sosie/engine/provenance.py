@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import platform
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
@@ -100,6 +101,11 @@ _PARTS_OF_WORDS = {1: torch.uint8, 2: torch.int16, WORD: torch.int32}
 def digest_of(value: Any) -> str:
     """A short digest of tensors in any structure; anything else is digested as text."""
     return Digest(value).read()
+
+
+def digest_of_model(model: nn.Module) -> str:
+    """A short digest of a model's modules and their settings as it prints them, without its weights."""
+    return digest_of(re.sub(r" at 0x[0-9a-f]+", "", repr(model)))  # where a function lies differs from run to run
 
 
 InputDigests = dict[int, int]  # for each `STRETCH` of inputs, the sum of their digests mod 2¹²⁸, in any order

@@ -138,16 +138,16 @@ class Zoo:
                     f"no zoo in {self.folder}: to make one, give the inputs for all models as data= "
                     "(`sosie zoo init FOLDER --data …`)"
                 )
-            probe = Probe.of(data, PROBES if inputs is None else inputs)
-            settings = Settings(probe.digest, probe.n, **options)
+            self._data = Probe.of(data, PROBES if inputs is None else inputs)
+            settings = Settings(self._data.digest, self._data.n, **options)
             with new_folder(self.folder) as temporary:
-                probe.save(temporary / "probe.safetensors")
+                self._data.save(temporary / "probe.safetensors")
                 Store.create(temporary, settings.as_json(), wait)
         self.store = Store(self.folder, wait)
         self.settings = Settings.from_json(self.store.about())
         self.settings.check_same(options, self.folder)
         if data is not None:
-            self._data = Probe.of(data, self.settings.n if inputs is None else inputs)
+            self._data = self._data or Probe.of(data, self.settings.n if inputs is None else inputs)
             self.settings.check_probe(self._data, self.folder)
 
     @cached_property
@@ -177,8 +177,8 @@ class Zoo:
     ) -> Entry | Added:
         """Add a model, or several as {name: model} or as pairs (name, model); each is written when it is done.
 
-        A model is a module, a string that specifies one, a `Fingerprint`, or a file with one. If the zoo has a model of
-        that name with the same weights, only its facts are updated; with other weights it is an error, or with
+        A model is a module, a string that specifies one, a `Fingerprint`, or a file with one. If the zoo has that model
+        under that name, only its facts are updated; with other weights, modules or `sites` it is an error, or with
         `replace` the new model takes its place. `facts` has tags, task, source and parent of each of several by name.
         `options` go to `fingerprint`: sites, prepare, device.
 
