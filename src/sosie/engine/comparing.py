@@ -197,6 +197,9 @@ def _compare(
                 if checkpoint.due() and not ranks.several:  # of several processes, none has all statistics
                     run.settle()
                     checkpoint.save()
+        for network in run.unique.values():
+            if isinstance(network, Network):
+                network.note_after_pass()
         run.settle()
         run.gather(ranks)
         ranks.collect(checkpoint.digests, lambda digests: add_digests(checkpoint.digests, digests.items()))

@@ -280,6 +280,10 @@ class Network:
         """The note of `mixing`, or once the pass has read the same inputs, one on models that mix only many inputs."""
         return self._mixing.after(self.name, self.model, self._read_by_input)
 
+    def note_after_pass(self) -> str | None:
+        """The same after the last chunk; also on models that keep state from batch to batch."""
+        return self.mixing_in_pass() or self._mixing.state_after(self.name, self.model, self._read_by_input)
+
     def _read_by_input(self, chunk: Chunk) -> dict[str, Tensor]:
         if self._seen is None:
             return {OUTPUT: by_input(self.outputs(chunk))}

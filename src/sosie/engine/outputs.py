@@ -266,7 +266,8 @@ class OutputPass:
                     _check_measures(self.measures, parts)
                 _add(totals, parts)
                 bar.advance(chunk.count)
-            mixing_notes(self.networks.values())  # while the models are borrowed
+            for network in self.networks.values():
+                network.note_after_pass()
         self.ranks.collect(on_device(totals, torch.device("cpu")), lambda parts: _add(totals, parts))
         return totals
 
