@@ -28,6 +28,7 @@ from ..stats import (
     Sample,
     Shuffle,
     Statistic,
+    dealt_evenly,
 )
 from . import caveats
 from .plan import Widths
@@ -323,7 +324,7 @@ def _pair_by_pair(
     def evaluated(kept: Array, some: Sequence[Measure]) -> dict[str, Array]:
         """The values (…, A, B) of each measure on the rows of the groups that are kept (…, groups)."""
         parts: dict[str, list[Array]] = {m.name: [] for m in some}
-        flat, group = kept.reshape(-1, kept.shape[-1]), np.arange(sample.n) % kept.shape[-1]
+        flat, group = kept.reshape(-1, kept.shape[-1]), dealt_evenly(sample.n, kept.shape[-1]).numpy()
         with Progress(f"intervals for {', '.join(parts)}", len(flat), "parts of the rows") as bar:
             for groups in flat:
                 part = sample.without(torch.from_numpy(np.flatnonzero(~groups[group])))

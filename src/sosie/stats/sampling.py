@@ -27,6 +27,22 @@ def row_hash(index: np.ndarray, seed: int) -> np.ndarray:
     return row_bits(seed, torch.from_numpy(np.asarray(index, dtype=np.int64))).numpy().view(np.uint64)
 
 
+_DEALT = 0xDEA17  # keeps groups of rows apart from the rows that a sample keeps
+
+
+def dealt_groups(index: Tensor, groups: int) -> Tensor:
+    """The group of each row by a hash of its global index: unrelated to the order that rows come in."""
+    return shifted(row_bits(_DEALT, index), 1) % groups
+
+
+def dealt_evenly(n: int, groups: int) -> Tensor:
+    """(n,) The group of each of n rows: groups of equal size, unrelated to the order of the rows."""
+    order = np.argsort(row_hash(np.arange(n), _DEALT), kind="stable")
+    group = torch.empty(n, dtype=torch.int64)
+    group[torch.from_numpy(order)] = torch.arange(n) % groups
+    return group
+
+
 class RowSampler:
     """Keeps the rows of a stream with the smallest hashes of their global index.
 
