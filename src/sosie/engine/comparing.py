@@ -20,7 +20,7 @@ from ..measures import Measure
 from ..process_state import products
 from ..progress import Progress
 from ..results import Comparison, Comparisons
-from ..stats import BLOCK, GramMaker, Grams, MomentMaker, Moments, RowSampler, Sample, SampleMaker, Statistic
+from ..stats import BLOCK, GramMaker, Grams, MomentMaker, Moments, RowSampler, Sample, SampleMaker, Statistic, on_device
 from .distributed import SingleProcess, together
 from .mixing import TRIED
 from .network import (
@@ -38,6 +38,7 @@ from .network import (
     package_of,
     things_and_data,
 )
+from .order import ROWS, OrderTest
 from .partial import Checkpoint, Partial, finish_files
 from .plan import MEMORY, Kind, Request, draws_of, find_measures, make_plan, parse_size
 from .provenance import AsyncCopy, add_digests, digest_of, provenance
@@ -177,10 +178,12 @@ def _compare(
         if resume is not None:
             pair.made_with, pair.first_rows = _made_with(sources, stream, request), run.sampled_rows(stream.first)
         checkpoint = Checkpoint(resume, pair, sources)
+        skip = ranks.once(checkpoint.restore)
+        run.resume()
         block = request.block if "grams" in run.plan.statistics else None
         chunks = stream.chunks(
             block=block,
-            skip=ranks.once(checkpoint.restore),
+            skip=skip,
             largest=chunk_on_cpu(sources, run.sides),
             share=ranks.share,
             skipped=checkpoint.check_skipped if ranks.first else None,
@@ -314,10 +317,22 @@ class Pass:
         self._makers = [{kind: self._maker(kind) for kind in self.plan.statistics} for _ in sources]
         # Whether products of a site's rows need float64; unknown before its first rows, then checked again as needed.
         self._wide: list[dict[str, bool]] = [{} for _ in sources]
+        rows = None if stream.expected is None else stream.expected * self.per_input
+        spread = RowSampler(ROWS, request.seed, of=rows)
+        tested = self.unique if "grams" in self.plan.statistics else ()
+        self._order = {k: OrderTest(spread, self.sides[k]) for k in tested}
         self._sinks = [self._sink(k) for k in range(len(sources))]
         self._inspector = Inspector()
         self._device: torch.device | None = None
         self._start = 0  # the index of the chunk's first row among all rows
+
+    def resume(self) -> None:
+        """Continue from the statistics that the first pair has from a file."""
+        pair = self.partials[0, 1]
+        if pair.inputs:
+            samples = dict(zip(self.twins, pair.order_samples or (None, None), strict=True))
+            for k, order in self._order.items():
+                order.add(samples[k])
 
     def sampled_rows(self, batch: Any) -> list[RowSample]:
         """A few numbers of the rows that each source makes of the first few inputs."""
@@ -345,8 +360,10 @@ class Pass:
     def settle(self) -> None:
         """Finish pending checks and merges, before the statistics are saved or read."""
         self._inspector.finish()
+        samples = {k: order.sample() for k, order in self._order.items()}
         for pair, partial in self.partials.items():
             partial.settle()
+            partial.order_samples = (samples.get(self.twins[pair[0]]), samples.get(self.twins[pair[1]]))
             partial.mixing = mixing_notes(self.sources[self.twins[k]] for k in pair)
 
     def _input_rows(self, chunk: Chunk) -> Tensor | None:
@@ -360,6 +377,8 @@ class Pass:
         """One source's statistics of a chunk: a part for each site as activations appear, then all sites at once."""
         parts = self.sources[k].read(chunk, self._sinks[k])
         check_positions([self.sources[k]])
+        if k in self._order and self._device is not None:
+            self._order[k].end_chunk(self._start, chunk.count, self._device)
         makers = self._makers[k]
         with products():
             sides = {
@@ -407,7 +426,13 @@ class Pass:
             with self._precision(rows, foreign):
                 return [maker.part(site, rows, start) for maker in makers]
 
-        return sink
+        def sink_and_sample(site: str, rows: Tensor) -> list[Any]:
+            if site in order.sites:
+                order.keep(site, rows, self._start)
+            return sink(site, rows)
+
+        order = self._order.get(k)
+        return sink if order is None else sink_and_sample
 
     def _precision(self, rows: Tensor, foreign: bool) -> AbstractContextManager[None]:
         """The context for products of rows; none is needed on a CPU, nor for the kernel of Gram matrices of blocks."""
@@ -481,15 +506,20 @@ class Pass:
 
         offsets = self._inspector.offsets
 
-        def absorb(sent: tuple[dict[Pair, Partial], dict[tuple[str, str], float]]) -> None:
-            partials, sent_offsets = sent
+        def absorb(sent: tuple[dict[Pair, Partial], dict[int, Sample | None], dict[tuple[str, str], float]]) -> None:
+            partials, samples, sent_offsets = sent
+            for k, order in self._order.items():
+                if samples[k] is not None:  # a process may have read nothing
+                    order.add(samples[k])
             for pair, partial in self.partials.items():
                 partial.absorb(partials[pair], self.first_row)
             for key, offset in sent_offsets.items():
                 offsets[key] = max(offsets.get(key, 0.0), offset)
 
         partials = {} if ranks.first else {pair: partial.on_cpu() for pair, partial in self.partials.items()}
-        ranks.collect((partials, offsets), absorb)
+        samples = {k: on_device(order.sample(), torch.device("cpu")) for k, order in self._order.items()}
+        ranks.collect((partials, samples, offsets), absorb)
+        self.settle()
 
     def finish(self, provenance: dict[str, Any]) -> dict[Pair, Comparison]:
         """The values of every pair."""

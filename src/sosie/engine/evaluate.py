@@ -66,12 +66,13 @@ def evaluate(
     seed: int = 0,
     interval: bool = False,
     independent: bool = True,
+    order_samples: tuple[Sample | None, Sample | None] | None = None,
 ) -> dict[str, Estimate]:
     """The estimates of measures that read one statistic, (sites of A, sites of B) each.
 
     `sample` holds rows for intervals and chance if the statistic has none. p-values come from `draws` shuffles;
     `interval` computes intervals even where they take long. Rows that are not `independent`, the positions of one
-    input, have neither interval nor chance.
+    input, have neither interval nor chance. `order_samples` tell whether the order of the rows matters to blocks.
     """
     if not measures:
         return {}
@@ -106,7 +107,7 @@ def evaluate(
         elif rows is not None and rows.n >= 4:
             intervals = by_rows(measures, statistic, rows, widths, values, every=interval)
 
-    order = list(caveats.of_order(statistic, *sides))
+    order = list(caveats.of_order(statistic, order_samples, *sides))
     estimates = {}
     for measure in measures:
         value, by_chance = values[measure.name], chance.get(measure.name)

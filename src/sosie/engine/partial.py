@@ -61,6 +61,7 @@ class Partial:
     mixing: tuple[str, ...] = ()  # notes on models that mix the inputs of a batch
     seen: InputDigests | None = None
     first_rows: Sequence[RowSample] = ()  # of either side, to detect rows made in another way
+    order_samples: tuple[Sample | None, Sample | None] = (None, None)  # of either side: rows of the whole data
     max_rows: int | None = None  # the data may have fewer
     strained: dict[tuple[str, str], float] = field(default_factory=dict)  # large offsets of means, by model and site
     _waiting: list[Sample] = field(default_factory=list, init=False, repr=False)
@@ -91,7 +92,8 @@ class Partial:
         """A copy on the CPU, to be sent to another process."""
         self.settle()
         cpu = torch.device("cpu")
-        return replace(self, statistics={kind: on_device(part, cpu) for kind, part in self.statistics.items()})
+        statistics = {kind: on_device(part, cpu) for kind, part in self.statistics.items()}
+        return replace(self, statistics=statistics, order_samples=(None, None))
 
     def absorb(self, other: Partial, first_row: int) -> None:
         """Add the statistics of another process, from other chunks of the same data, which begin at `first_row`."""
@@ -116,6 +118,7 @@ class Partial:
                 kind: statistic.merge(other.statistics[kind])  # type: ignore[arg-type]
                 for kind, statistic in self.statistics.items()
             },
+            order_samples=tuple(map(_both, self.order_samples, other.order_samples)),
             inputs=self.inputs + other.inputs,
             rows=self.rows + other.rows,
             seen=None,
@@ -165,6 +168,7 @@ class Partial:
                     draws=self.draws,
                     seed=self.seed,
                     interval=self.interval,
+                    order_samples=self.order_samples,
                     independent=not gives_several_rows(self.rows_rule) or self.rows <= self.inputs,
                 )
         values = {
@@ -190,7 +194,8 @@ class Partial:
     def save(self, path: str | os.PathLike[str]) -> Path:
         self.settle()
         return save_statistics(
-            {str(kind): statistic for kind, statistic in self.statistics.items()},
+            {str(kind): statistic for kind, statistic in self.statistics.items()}
+            | {f"order_{side}": each for side, each in zip("ab", self.order_samples, strict=True) if each is not None},
             path,
             side_a=asdict(self.side_a),
             side_b=asdict(self.side_b),
@@ -205,12 +210,14 @@ class Partial:
     def load(cls, path: str | os.PathLike[str]) -> Partial:
         statistics, about = load_statistics(path)
         check_schema(path, about, SCHEMA)
+        samples = statistics.pop("order_a", None), statistics.pop("order_b", None)  # not in older files
         try:
             seen = about.get("seen")
             return cls(
                 side_a=Side.from_json(about["side_a"]),
                 side_b=Side.from_json(about["side_b"]),
                 statistics=statistics,  # type: ignore[arg-type]
+                order_samples=samples,
                 mixing=tuple(about.get("mixing", ())),
                 first_rows=about.get("first_rows", ()),
                 seen=None if seen is None else {int(stretch): int(total, 16) for stretch, total in seen.items()},
@@ -219,6 +226,11 @@ class Partial:
             )
         except ValueError as error:
             raise DamagedFile(f"{path} is damaged: {error}") from error
+
+
+def _both(one: Sample | None, other: Sample | None) -> Sample | None:
+    """One sample over both parts of the data, if both have theirs."""
+    return None if one is None or other is None else one.merge(other)
 
 
 def finish_files(paths: Sequence[str | os.PathLike[str]], provenance: dict[str, Any], **options: Any) -> Comparison:
@@ -262,6 +274,7 @@ class Checkpoint:
         if fresh.max_rows is not None and saved.inputs > fresh.max_rows:
             raise ValueError(f"{self.path} holds {saved.inputs} inputs already, more than max_rows={fresh.max_rows}")
         fresh.statistics, fresh.inputs, fresh.rows = dict(saved.statistics), saved.inputs, saved.rows
+        fresh.order_samples = saved.order_samples
         self._before, self._held = saved.seen, saved.inputs
         self._other_rows = fresh.rows_differ_from(saved, self._tolerated)
         return saved.inputs
