@@ -21,7 +21,7 @@ def data() -> torch.Tensor:
 
 @pytest.mark.parametrize("batch", [4, 8, 10, 11, 64])
 def test_outputs_between_0_and_1_are_asked_about_whatever_the_batches(batch: int) -> None:
-    with pytest.raises(ValueError, match="between 0 and 1.*set kind='logits'"):
+    with pytest.raises(ValueError, match=r"between 0 and 1.*set kind='logits'"):
         sosie.compare_outputs(*sigmoids(), list(data().split(batch)))
 
 

@@ -168,11 +168,11 @@ def of_order(
             f"{statistic.block} rows, which blocks do not see; shuffle the data, or take exact=True"
         )
     elif (gap := largest_gap(statistic, samples, side_a, side_b)) is not None:
-        few = "few" if gap.from_blocks < gap.from_sample else "many"
         yield Caveat(
-            f"blocks see too {few} rows that are alike, since the rows come in an order: debiased_cka of {gap.site_a} and "
-            f"{gap.site_b} is {gap.from_blocks:.2f} from blocks of {statistic.block} rows, and {gap.from_sample:.2f} ± "
-            f"{gap.error:.2f} from {gap.rows} rows of the whole data; shuffle the data, or take exact=True"
+            f"the rows come in an order: debiased_cka of {gap.site_a} and {gap.site_b} is {gap.from_blocks:.2f} from "
+            f"blocks of {statistic.block} rows, but {gap.from_sample:.2f} ± {gap.error:.2f} from {gap.rows} rows of "
+            "the whole data (near-duplicates, or rows of a class, lie together or apart); shuffle the data, or take "
+            "exact=True"
         )
 
 

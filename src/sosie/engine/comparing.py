@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..capture import Chunk, Rule, borrowed, cut, input_rows
+from ..capture import Chunk, Rule, borrowed, count_inputs, cut, input_rows
 from ..checks import listed
 from ..linalg import gram_cuda, lacks_room, largest_number
 from ..measures import Measure
@@ -31,6 +31,7 @@ from .network import (
     Source,
     for_each,
     is_statistics,
+    made_up_inputs,
     meeting_place,
     mixing_notes,
     number_duplicates,
@@ -39,7 +40,7 @@ from .network import (
     things_and_data,
 )
 from .order import ROWS, OrderTest
-from .partial import Checkpoint, Partial, finish_files
+from .partial import Checkpoint, MadeUpRows, Partial, finish_files
 from .plan import MEMORY, Kind, Request, draws_of, find_measures, make_plan, parse_size
 from .provenance import AsyncCopy, add_digests, digest_of, provenance
 from .stream import Stream, check_positions, chunk_on_cpu, rows_per_input, saved_chunk
@@ -177,6 +178,7 @@ def _compare(
         pair = run.partials[0, 1]
         if resume is not None:
             pair.made_with, pair.first_rows = _made_with(sources, stream, request), run.sampled_rows(stream.first)
+            pair.made_up = run.made_up_rows(stream.first)
         checkpoint = Checkpoint(resume, pair, sources)
         skip = ranks.once(checkpoint.restore)
         run.resume()
@@ -304,6 +306,7 @@ class Pass:
                 kinds=self.plan.kinds,
                 rows_rule=request.rule,
                 rows=self.first_row,
+                first_input=stream.first_row,
                 notes=self.plan.notes,
                 draws=request.draws,
                 seed=request.seed,
@@ -338,6 +341,21 @@ class Pass:
         """A few numbers of the rows that each source makes of the first few inputs."""
         samples = {k: source.sampled_rows(batch) for k, source in self.unique.items()}
         return [samples[twin] for twin in self.twins]
+
+    def made_up_rows(self, batch: Any) -> MadeUpRows | None:
+        """What the networks make of made-up inputs in the shape of the first few."""
+        networks = {k: source for k, source in self.unique.items() if isinstance(source, Network)}
+        if not networks:
+            return None
+        inputs, shapes = made_up_inputs(cut(batch, 0, min(TRIED, count_inputs(batch))))
+        samples: dict[int, RowSample] = {}
+        for k, network in networks.items():
+            try:
+                samples[k] = network.sampled_rows(inputs)
+            except Exception:  # a model may refuse inputs that are none of its kind: then nothing is compared
+                samples[k] = {}
+        tolerated = [source.tolerated() for source in self.sources]
+        return MadeUpRows(shapes, [samples.get(twin, {}) for twin in self.twins], tolerated)
 
     def _maker(self, kind: Kind) -> Any:
         if kind == "grams":
@@ -426,13 +444,15 @@ class Pass:
             with self._precision(rows, foreign):
                 return [maker.part(site, rows, start) for maker in makers]
 
+        if (order := self._order.get(k)) is None:
+            return sink
+
         def sink_and_sample(site: str, rows: Tensor) -> list[Any]:
             if site in order.sites:
                 order.keep(site, rows, self._start)
             return sink(site, rows)
 
-        order = self._order.get(k)
-        return sink if order is None else sink_and_sample
+        return sink_and_sample
 
     def _precision(self, rows: Tensor, foreign: bool) -> AbstractContextManager[None]:
         """The context for products of rows; none is needed on a CPU, nor for the kernel of Gram matrices of blocks."""

@@ -87,7 +87,7 @@ class MixingTest:
             with kept_random_state(), kept_attributes(model):
                 changed = differ(model, usual, read(Chunk(few, 0, count_inputs(few))))
         except Exception as error:
-            self.note = f"{name} keeps state from one batch to the next: after the last, the first inputs fail ({error})"
+            self.note = f"{name} keeps state from one batch to the next: after the last, the first fails ({error})"
             return self.note
         if changed:
             self.note = (

@@ -8,8 +8,7 @@ kept during the pass, and debiased CKA of these sites from the sample is compare
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
