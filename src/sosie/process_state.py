@@ -173,11 +173,11 @@ def random_state() -> list[Any]:
 
 
 @contextmanager
-def other_random_state() -> Iterator[None]:
-    """Use other random numbers than those that would come next; restore the states afterwards."""
+def other_random_state(number: int = 0) -> Iterator[None]:
+    """Use other random numbers than those that would come next, by number; restore the states afterwards."""
     with kept_random_state():
         if _is_alone():
-            seed = torch.initial_seed() % 2**31 + 1
+            seed = torch.initial_seed() % 2**31 + 1 + number
             torch.default_generator.manual_seed(seed)
             if torch.cuda.is_initialized():
                 torch.cuda.manual_seed_all(seed)

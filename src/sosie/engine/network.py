@@ -43,6 +43,7 @@ from ..capture import (
     watch,
     without_labels,
 )
+from ..capture.batches import rebuild_named, with_tensors
 from ..models import NamedModel, open_model, weights_of, with_name
 from ..process_state import kept_random_state
 from ..results import Side
@@ -287,6 +288,10 @@ class Network:
         """The note of `mixing`, or once the pass has read the same inputs, one on models that mix only many inputs."""
         return self._mixing.after(self.name, self.model, self._read_by_input)
 
+    def note_after_pass(self) -> str | None:
+        """The same after the last chunk; also on models that keep state from batch to batch."""
+        return self.mixing_in_pass() or self._mixing.state_after(self.name, self.model, self._read_by_input)
+
     def _read_by_input(self, chunk: Chunk) -> dict[str, Tensor]:
         if self._seen is None:
             return {OUTPUT: by_input(self.outputs(chunk))}
@@ -405,6 +410,24 @@ def unlike(first: RowSample, second: RowSample, site: str, tolerated: float) -> 
     """Whether the rows of the same inputs differ at a site by more than rounding; False for a site that one lacks."""
     pairs = zip(first.get(site, ()), second.get(site, ()), strict=False)  # a first batch may hold fewer inputs
     return any(abs(x - y) > tolerated * max(a[0], b[0]) for a, b in pairs for x, y in zip(a, b, strict=False))
+
+
+def made_up_inputs(batch: Any) -> tuple[Any, str]:
+    """Inputs in the structure of a batch that do not depend on its content, and their shapes in words."""
+    shapes: list[str] = []
+
+    def made_up(name: str, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            shapes.append(f"{name} {len(leaf)}")
+            return ["a" if isinstance(item, str) else item for item in leaf]
+        shapes.append(f"{name} {leaf.dtype} {tuple(leaf.shape)}")
+        if leaf.is_floating_point():  # between 0 and 1, as images are
+            random = torch.Generator().manual_seed(0)
+            return torch.rand(leaf.shape, generator=random, dtype=torch.float64).to(leaf.device, leaf.dtype)
+        # Any table of embeddings has a row 0; a mask of ones leaves nothing out.
+        return torch.ones_like(leaf) if "mask" in name else torch.zeros_like(leaf)
+
+    return rebuild_named(made_up, with_tensors(batch)), "; ".join(shapes)
 
 
 def _stable_name(function: Callable[[Any], Any] | None) -> str:

@@ -267,9 +267,19 @@ class OutputPass:
                     _check_measures(self.measures, parts)
                 _add(totals, parts)
                 bar.advance(chunk.count)
-            mixing_notes(self.networks.values())  # while the models are borrowed
+            for network in self.networks.values():
+                network.note_after_pass()
         self.ranks.collect(on_device(totals, torch.device("cpu")), lambda parts: _add(totals, parts))
+        self.ranks.collect([reader.small for reader in self._readers], self._add_guesses)
+        if self.ranks.first:
+            for k in self.unique:
+                self._readers[k].check_guess()
         return totals
+
+    def _add_guesses(self, small: list[int | None]) -> None:
+        """What the outputs that another process read say about the kind that was guessed."""
+        for reader, theirs in zip(self._readers, small, strict=True):
+            reader.small = None if reader.small is None or theirs is None else reader.small + theirs
 
     def _read_chunk(self, chunk: Chunk, labels: Tensor | None) -> dict[Pair, Grid]:
         self._labelled = labels is not None

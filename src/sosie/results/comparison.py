@@ -478,7 +478,15 @@ class Comparisons(Result):
         return self.names.index(part)
 
     def matrix(self, measure: str) -> Array:
-        """Model by model: the mean over layers of the value at the same depth (symmetric; NaN where undefined)."""
+        """Model by model: the mean over layers of the value at the same depth; NaN where undefined.
+
+        A pair i < j is compared in that direction. Below the diagonal the matrix repeats its values if the measure is
+        symmetric, and is NaN if not: compare the models in the other order for those.
+        """
+        from ..measures import MEASURES
+
+        known = MEASURES.get(measure.partition("(")[0])
+        symmetric = known is None or known.symmetric
         lazy = self.pairs if isinstance(self.pairs, LazyComparisons) else None
         if lazy is not None and (at_once := lazy.whole(measure)) is not None:
             return at_once
@@ -486,7 +494,9 @@ class Comparisons(Result):
         for i, j in self.pairs:
             value = at_layers(self.pairs[i, j], measure).value if lazy is None else lazy.value((i, j), measure)
             average = mean(value[np.arange(len(value)), list(same_depth(*value.shape))])
-            matrix[i, j] = matrix[j, i] = np.nan if average is None else average
+            matrix[i, j] = np.nan if average is None else average
+            if symmetric:
+                matrix[j, i] = matrix[i, j]
         if self.pairs and (same := next(iter(self.pairs.values()))[measure].same) is not None:
             np.fill_diagonal(matrix, same)
         return matrix

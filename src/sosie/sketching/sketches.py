@@ -471,7 +471,7 @@ def sketch(
         maker = SketchMaker(network, dict(zip(side.sites, makers, strict=True)), buckets, stream.first_row * per_input)
         for chunk in network.chunks(stream, task="sketching"):
             maker.take(chunk)
-        mixing = mixing or network.mixing_in_pass()
+        mixing = mixing or network.note_after_pass()
         sums = maker.finish()
         digest = network.digest()
     rule = rows if isinstance(rows, str) else getattr(rows, "__name__", "function")
