@@ -10,6 +10,7 @@ from dataclasses import is_dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -19,7 +20,19 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from ..process_state import Shared, attention_in_parts, held, kept_random_state
 
 COMPILED = "_orig_mod"  # the child under which torch.compile keeps the module it wraps
-_EAGER = Shared(lambda: torch.compiler.set_stance("force_eager"))
+
+
+def _as_written() -> AbstractContextManager[Any]:
+    """What torch.compile made runs as it was written."""
+    if hasattr(torch.compiler, "set_stance"):  # since torch 2.6
+        return torch.compiler.set_stance("force_eager")
+    from torch._dynamo import eval_frame
+
+    own = eval_frame.set_eval_frame
+    return mock.patch.object(eval_frame, "set_eval_frame", lambda callback: own(None))
+
+
+_EAGER = Shared(_as_written)
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
