@@ -124,7 +124,7 @@ dist: $(BUILD)/installed
 
 test-dist: dist
 	@for python in $(PYTHONS); do \
-		if command -v $$python >/dev/null; then $$python tests/dist/try_wheel.py dist/*.whl || exit 1; \
+		if command -v $$python >/dev/null; then $$python tests/try_wheel.py dist/*.whl || exit 1; \
 		else echo "$$python: not on this machine"; fi; done
 
 clean:

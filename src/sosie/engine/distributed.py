@@ -65,8 +65,9 @@ class Distributed(SingleProcess):
         self.share = Share(dist.get_rank(), dist.get_world_size())
         world = dist.group.WORLD
         assert world is not None
-        self._store = world.get_group_store()
-        self._limit: timedelta = self._store.timeout  # type: ignore[attr-defined]  # that of init_process_group
+        # The second is for torch before 2.5.
+        self._store = getattr(world, "get_group_store", dist.distributed_c10d._get_default_store)()
+        self._limit: timedelta = self._store.timeout  # that of init_process_group
         self._name = f"sosie/{next(_meetings)}"
         self._steps = itertools.count()
         self._seen = 0  # inputs of the whole stream
