@@ -28,7 +28,8 @@ assert 0 < sosie.measure("linear_cka", np.random.rand(50, 5), np.random.rand(50,
 """
 WITHOUT_EXTRAS = """
 import sosie
-for ask in (lambda: sosie.load("c.json").to_pandas(), lambda: __import__("sosie.report", fromlist="x").plot(sosie.load("c.json"), "c.svg")):
+from sosie.report import write_plots
+for ask in (lambda: sosie.load("c.json").to_pandas(), lambda: write_plots(sosie.load("c.json"), "c.svg")):
     try:
         ask()
     except ImportError as error:
@@ -38,10 +39,10 @@ for ask in (lambda: sosie.load("c.json").to_pandas(), lambda: __import__("sosie.
 """
 WITH_EXTRAS = """
 import numpy as np, sosie
-from sosie.report import plot
+from sosie.report import write_plots
 from PIL import Image
 assert len(sosie.load("c.json").to_pandas())
-assert plot(sosie.load("c.json"), "c.svg").stat().st_size
+assert all(path.stat().st_size for path in write_plots(sosie.load("c.json"), "c.svg"))
 for k in range(8):
     Image.fromarray(np.random.default_rng(k).integers(0, 255, (32, 32, 3), np.uint8)).save(f"photos/{k}.png")
 x, y = np.random.rand(40, 5), np.random.rand(40, 7)
