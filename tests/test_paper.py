@@ -52,16 +52,16 @@ def sentences() -> dict[str, str]:
     ]
     layer = by(results("zoo-search")["rows"], "stage", "indexed")["layer"]
     made = {
-        "cpu": f"takes {of_the_passes(ours)} the bare forward passes, against {of_the_passes(theirs)} with `pytorch-cka` "
-        f"and {of_the_passes(oldest, 0)} with `torch_cka`",
+        "cpu": f"takes {of_the_passes(ours)} the bare forward passes, against {of_the_passes(theirs)} "
+        f"with `pytorch-cka` and {of_the_passes(oldest, 0)} with `torch_cka`",
         "leaves": f"it takes {of_the_passes(leaf)} the forward passes and {leaf['peak GiB']:.1f} GiB, against "
         f"{of_the_passes(peer_leaf)} and {peer_leaf['peak GiB']:.0f} GiB",
         "blocks": f"{of_the_passes(peer_block)} against {of_the_passes(block)}, with {peer_block['peak GiB']:.0f} GiB "
         f"against {block['peak GiB']:.1f} GiB",
         "coverage": f"in {min(coverage):.1%} to {max(coverage):.1%} of cases".replace("%", " %"),
         "measures": f"Of the {len(timed)} measures that can be computed from two arrays and were timed on one thread, "
-        f"{len(ratios)} are in another package: `sosie` takes a median of {median(ratios):.2f} of the fastest package's "
-        f"time, and at most {max(ratios):.2f}.",
+        f"{len(ratios)} are in another package: `sosie` takes a median of {median(ratios):.2f} of the fastest "
+        f"package's time, and at most {max(ratios):.2f}.",
         "sites": f"computes exact CKA {int(min(exact))} to {int(max(exact))} times as fast",
         "zoo": f"the ten nearest are found in {1000 * layer:.1f} ms",
         "facts": f"It holds {len(MEASURES)} measures",

@@ -28,8 +28,12 @@ def _as_written() -> AbstractContextManager[Any]:
         return torch.compiler.set_stance("force_eager")
     from torch._dynamo import eval_frame
 
-    own = eval_frame.set_eval_frame
-    return mock.patch.object(eval_frame, "set_eval_frame", lambda callback: own(None))
+    set_eval_frame = eval_frame.set_eval_frame
+
+    def compile_nothing(callback: Any) -> Any:
+        return set_eval_frame(None)
+
+    return mock.patch.object(eval_frame, "set_eval_frame", compile_nothing)
 
 
 _EAGER = Shared(_as_written)

@@ -66,7 +66,7 @@ class Distributed(SingleProcess):
         world = dist.group.WORLD
         assert world is not None
         # The second is for torch before 2.5.
-        self._store = getattr(world, "get_group_store", dist.distributed_c10d._get_default_store)()
+        self._store: Any = getattr(world, "get_group_store", dist.distributed_c10d._get_default_store)()
         self._limit: timedelta = self._store.timeout  # that of init_process_group
         self._name = f"sosie/{next(_meetings)}"
         self._steps = itertools.count()
