@@ -10,6 +10,7 @@ from dataclasses import is_dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -21,7 +22,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..process_state import Shared, attention_in_parts, held, kept_random_state
 
 COMPILED = "_orig_mod"  # the child under which torch.compile keeps the module it wraps
-_EAGER = Shared(lambda: torch.compiler.set_stance("force_eager"))
+
+
+def _as_written() -> AbstractContextManager[Any]:
+    """What torch.compile made runs as it was written."""
+    if hasattr(torch.compiler, "set_stance"):  # since torch 2.6
+        return torch.compiler.set_stance("force_eager")
+    from torch._dynamo import eval_frame
+
+    set_eval_frame = eval_frame.set_eval_frame
+
+    def compile_nothing(callback: Any) -> Any:
+        return set_eval_frame(None)
+
+    return mock.patch.object(eval_frame, "set_eval_frame", compile_nothing)
+
+
+_EAGER = Shared(_as_written)
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:

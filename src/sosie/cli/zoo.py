@@ -80,7 +80,7 @@ def add(
     print_table(result.rows(), ("name", "outcome"))
     for name, reason in result.failed.items():
         typer.echo(f"- {_safe(name)}: {_safe(reason)}", err=True)
-    typer.echo(f"{folder}: {_models(zoo)}")
+    typer.echo(f"{folder}: {_models(len(zoo))}")
     if parent is not None and parent not in zoo:
         typer.echo(f"note: no model {_safe(parent)!r} is in the zoo; it is recorded as the parent", err=True)
     if result.failed:
@@ -112,10 +112,12 @@ def list_(
     """List the models."""
     from ..report import print_table
     from ..report.words import listed
-    from ..zoo.store import check_filters
+    from ..zoo.listing import failures, models
+    from ..zoo.store import Store, check_filters
 
-    zoo = open_zoo(folder)
-    result = zoo.failed() if failed else zoo.list(tag, architecture, task, limit=limit)
+    _check_there(folder)
+    store, filters = Store(folder, wait=10.0), check_filters(tag, architecture, task)
+    result = failures(store) if failed else models(store, filters, limit)
     if as_json:
         typer.echo(json.dumps(result.rows(), indent=2, ensure_ascii=False))
         return
@@ -127,9 +129,8 @@ def list_(
         for note in dict.fromkeys(note for row in result for note in row["notes"]):
             names = [_safe(row["name"]) for row in result if note in row["notes"]]
             typer.echo(f"- {_safe(note)}: {listed(names, 'models')}")
-    typer.echo(f"{len(result):,} failed" if failed else f"{len(result):,} of {_models(zoo)}")
-    filters = check_filters(tag, architecture, task)
-    if not failed and len(zoo) and (why := zoo.store.why_none(filters)):
+    typer.echo(f"{len(result):,} failed" if failed else f"{len(result):,} of {_models(store.count())}")
+    if not failed and store.count() and (why := store.why_none(filters)):
         typer.echo(_safe(why))
 
 
@@ -141,7 +142,7 @@ def remove(
     """Remove models, all or none, and forget failed ones. `compact` frees their space."""
     zoo = open_zoo(folder, wait)
     zoo.remove(*names)
-    typer.echo(f"removed {len(names)}; {folder}: {_models(zoo)}")
+    typer.echo(f"removed {len(names)}; {folder}: {_models(len(zoo))}")
 
 
 def tag(
@@ -191,7 +192,7 @@ def import_(
     """Make a zoo from an exported file; an inconsistent file is refused."""
     from ..zoo import Zoo
 
-    typer.echo(f"made {folder}: {_models(Zoo.import_(file, folder))}")
+    typer.echo(f"made {folder}: {_models(len(Zoo.import_(file, folder)))}")
 
 
 def compact(folder: opt.Folder, wait: Wait = 10.0) -> None:
@@ -208,15 +209,20 @@ VERBS: dict[str, Callable[..., None]] = {
 def open_zoo(folder: Path, wait: float = 10.0, data: str | None = None) -> Zoo:
     from ..zoo import Zoo
 
-    if data is not None and not (folder / "zoo.sqlite").exists():
-        raise FileNotFoundError(f"no zoo in {folder}; `sosie zoo init {folder} --data …` makes one")
+    if data is not None:
+        _check_there(folder)
     return Zoo(folder, data, wait=wait)
 
 
-def _models(zoo: Zoo) -> str:
+def _check_there(folder: Path) -> None:
+    if not (folder / "zoo.sqlite").exists():
+        raise FileNotFoundError(f"no zoo in {folder}; `sosie zoo init {folder} --data …` makes one")
+
+
+def _models(number: int) -> str:
     from ..results import counted
 
-    return counted(len(zoo), "model")
+    return counted(number, "model")
 
 
 def _named(models: list[str]) -> dict[str, str]:

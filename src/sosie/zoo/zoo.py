@@ -16,12 +16,12 @@ from ..checks import whole_number
 from ..models import NamedModel
 from ..progress import Progress
 from ..results import Clusters, Duplicates, Family, Map, Neighbours, Recommendation
-from ..results.tables import MOST_SHOWN, Rows, as_frame, cell, html_table
 from .fingerprints import PROBE_GONE, PROBES, Fingerprint, Probe, Settings
 from .index import build
+from .listing import Listing, failures, models
 from .questions import SAME, find_clusters, find_duplicates, lay_out, vectors_of
 from .search import as_query, find_family, search
-from .store import Facts, Filter, NameTaken, Record, Store, check_filters, check_tags, new_folder, notes_of
+from .store import Facts, Filter, NameTaken, Record, Store, check_filters, check_tags, new_folder
 from .tasks import (
     NO_PROBE,
     OPTIONS,
@@ -38,36 +38,9 @@ from .tasks import (
 from .upkeep import Report, check, compact, export, import_
 
 if TYPE_CHECKING:
-    import pandas
-
     from ..capture import Rule
 
 # What a zoo returns beside the answers of `sosie.results`
-
-
-@dataclass(frozen=True)
-class Listing(Rows):
-    """Rows with the same columns, a dict each."""
-
-    columns: tuple[str, ...]
-    found: tuple[dict[str, Any], ...]
-
-    @classmethod
-    def of(cls, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Listing:
-        return cls(tuple(columns), tuple({column: row[column] for column in columns} for row in rows))
-
-    def to_pandas(self) -> pandas.DataFrame:
-        return as_frame(self.rows(), self.columns)
-
-    def __repr__(self) -> str:
-        names = [str(row.get("name", "")) for row in self.found[:4]]
-        more = ", …" * (len(self.found) > len(names))
-        return f"<Listing of {len(self.found)}: {', '.join(names)}{more}>"
-
-    def _repr_html_(self) -> str:
-        shown = self.found[:MOST_SHOWN]
-        rows = [[cell(row.get(column)) for column in self.columns] for row in shown]
-        return html_table(self.columns, rows, of=len(self.found))
 
 
 @dataclass(frozen=True)
@@ -89,10 +62,6 @@ class Added:
 
 WAIT = 10.0  # seconds for another writer
 GROUP = 16  # ready fingerprints written in one transaction
-COLUMNS = (
-    *("name", "architecture", "parameters", "task", "tags", "sites", "kinds", "parent", "source", "added", "digest"),
-    "notes",
-)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -286,19 +255,11 @@ class Zoo:
         offset: int = 0,
     ) -> Listing:
         """List models in the order they were added, with all of the tags, an architecture and a task of those given."""
-        if limit is not None:
-            limit = min(whole_number(limit, "limit", least=0), 2**62)  # the largest number of SQL
-        offset = min(whole_number(offset, "offset", least=0), 2**62)
-        rows = self.store.rows(limit, offset, **check_filters(tag, architecture, task))
-        for row in rows:
-            row["sites"] = row["kinds"].get("cka") or max(row["kinds"].values(), default=0)
-            row["kinds"] = [kind for kind in row["kinds"] if kind != "exact"]
-            row["notes"] = notes_of(row["notes"])
-        return Listing.of(rows, COLUMNS)
+        return models(self.store, check_filters(tag, architecture, task), limit, offset)
 
     def failed(self) -> Listing:
         """List the models that could not be fingerprinted, with the reason, until they are added after all."""
-        return Listing.of(self.store.failures(), ("name", "reason", "source", "at"))
+        return failures(self.store)
 
     def __len__(self) -> int:
         return self.store.count()
