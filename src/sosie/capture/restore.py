@@ -144,8 +144,8 @@ def _evaluate(model: nn.Module, modules: Iterable[nn.Module], parameters: Iterab
             model.eval()
         except NotImplementedError as error:  # torch.export's
             raise ValueError(
-                f"this {type(model).__name__} cannot be put into evaluation mode: if torch.export made it, give the model "
-                "that was exported"
+                f"this {type(model).__name__} cannot be put into evaluation mode: if torch.export made it, give the "
+                "model that was exported"
             ) from error
 
 
