@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -23,6 +24,8 @@ Sites = Annotated[str | None, typer.Option(help="Sites of every model: names, gl
 SitesA = Annotated[str | None, typer.Option(help="Sites of the first model.")]
 SitesB = Annotated[str | None, typer.Option(help="Sites of the second model.")]
 Shape = Annotated[str | None, typer.Option(help="Shape of one input, e.g. 3x32x32; default: from the first layer.")]
+RowsA = Annotated[str | None, typer.Option(help="Rows of the first model, where they differ.")]
+RowsB = Annotated[str | None, typer.Option(help="Rows of the second model, where they differ.")]
 Rows = Annotated[str, typer.Option(help="flatten, mean, positions, cls or last.")]
 MaxRows = Annotated[int | None, typer.Option(min=1, help="Stop after this many inputs.")]
 Batch = Annotated[int, typer.Option(min=1, help="Inputs per forward pass; does not change values.")]
@@ -50,6 +53,18 @@ def split(text: str | None) -> list[str] | None:
     if not items:
         raise ValueError(f"an empty list: {text!r}")
     return items
+
+
+def split_names(models: list[str]) -> tuple[list[str], list[str | None] | None]:
+    """The models of "base=tiny10@a.safetensors", and their names: what stands before the first =, if that can be one.
+
+    A part of a path or a specification is no name: lr=0.1/a.npz if there is such a file, ./lr=0.1/a.npz if not,
+    tiny10(seed=1), tiny10@lr=1.safetensors.
+    """
+    parts = [re.fullmatch(r"([^/\\.@:(=]+)=(.+)", text) if not Path(text).exists() else None for text in models]
+    names = [part and part[1].strip() for part in parts]
+    specs = [part[2] if part else text for part, text in zip(parts, models, strict=True)]
+    return specs, names if any(names) else None
 
 
 def given(**options: Any) -> dict[str, Any]:

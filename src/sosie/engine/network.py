@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -36,6 +37,7 @@ from ..capture import (
     open_activations,
     restored_after_errors,
     rows_per_input,
+    rule_name,
     select,
     to_rows,
     types_of,
@@ -44,6 +46,7 @@ from ..capture import (
     without_labels,
 )
 from ..capture.batches import rebuild_named, with_tensors
+from ..checks import listed
 from ..models import NamedModel, open_model, weights_of, with_name
 from ..process_state import kept_random_state
 from ..results import Side
@@ -73,6 +76,7 @@ class Network:
     inputs: Callable[[Any], Any] | None = None
     device: str | torch.device | None = None
     weights: str = ""  # their origin, if known
+    known_as: str = ""  # the name before it was given another
 
     def __post_init__(self) -> None:
         self._seen: Watch | None = None
@@ -102,15 +106,20 @@ class Network:
                 f"{known_as} is not a model: give a torch.nn.Module, a specification like 'tiny10@weights.safetensors'"
                 + otherwise
             )
-        return cls(model, name or known_as, prepare=prepare, weights=weights, **options)
+        return cls(model, name or known_as, prepare=prepare, weights=weights, known_as=known_as, **options)
 
     def identity(self) -> object:
         """A value that is equal for networks that give the same rows."""
         sites = [(name, sorted(site.calls or ())) for name, site in select(self.model, self.sites).items()]
-        return id(self.model), repr(sites), id(self.prepare)
+        return id(self.model), repr(sites), id(self.prepare), self.rows
 
     def describe(self) -> str:
-        return describe_model(self.model, self.name, self.weights, describe_inputs(self.prepare))
+        return describe_model(self.model, self.name, self.weights, describe_inputs(self.prepare), self.known_as)
+
+    @property
+    def rule(self) -> str:
+        """The name of the row rule."""
+        return rule_name(self.rows)
 
     def digest(self) -> str:
         """The digest of the weights and of how inputs are prepared."""
@@ -322,7 +331,12 @@ class SavedActivations:
         self.largest: dict[str, float] = {}  # not known
 
     def identity(self) -> object:
-        return id(self.saved), self._sites
+        return id(self.saved), self._sites, self.rows
+
+    @property
+    def rule(self) -> str:
+        """The name of the row rule."""
+        return rule_name(self.rows)
 
     @property
     def count(self) -> int:
@@ -453,19 +467,61 @@ def number_duplicates(sources: Sequence[Any]) -> None:
             source.name = f"{names[k]} ({'AB'[k] if len(names) == 2 else k + 1})"
 
 
-def things_and_data(model_a: Any, model_b: Any, data: Any) -> tuple[list[Any], Any]:
-    """The things to compare, and the data, from (a, b, data) or ([a, b, c], data)."""
-    if isinstance(model_a, (list, tuple)) and not isinstance(model_a, nn.Module):
+def models_and_data(
+    model_a: Any, model_b: Any, data: Any, names: Sequence[str | None] | None = None
+) -> tuple[list[Any], list[str | None], Any]:
+    """The things to compare, their names (None: their own) and the data.
+
+    From (a, b, data), ([a, b, c], data) or ({"base": a, "tuned": b}, data), as the caller was given them.
+    """
+    if isinstance(model_a, (list, tuple)) or is_named(model_a):
         if data is not None and model_b is not None:
             raise TypeError("with several models there is no second one: write ([m1, m2, m3], data)")
-        if len(model_a) < 2 and not (model_a and is_statistics(model_a[0])):
+        if len(model_a) < 2 and not (model_a and is_statistics(next(iter(model_a)))):
             raise ValueError(f"need at least two models to compare, got {len(model_a)}")
-        return list(model_a), model_b if data is None else data
+        return *names_of(model_a, names), model_b if data is None else data
     if model_b is None:
         if is_statistics(model_a):
-            return [model_a], data
+            return [model_a], [None], data
         raise TypeError("need two models to compare (the same one twice is fine), or a list of them and data")
-    return [model_a, model_b], data
+    return *names_of([model_a, model_b], names), data
+
+
+def names_of(models: Any, names: Sequence[str | None] | None = None) -> tuple[list[Any], list[str | None]]:
+    """The models of a list or of {name: model}, and their names; None for those that keep their own."""
+    if isinstance(models, Mapping):
+        if names is not None:
+            raise TypeError("the models have names already, the keys of the dict: leave names= out")
+        models, names = list(models.values()), [str(name) for name in models]
+    if names is None:
+        return list(models), [None] * len(models)
+    if isinstance(names, str) or not all(name is None or isinstance(name, str) for name in names):
+        raise TypeError(f"names= is a list of texts, one for each model, got {names!r}")
+    if len(names) != len(models):
+        raise ValueError(f"need a name for each model, got {len(names)} names ({listed(names)}) for {len(models)}")
+    given = [name for name in names if name is not None]
+    if "" in given or len(set(given)) < len(given):
+        raise ValueError(f"names of models must differ, and not be empty, got {listed(map(repr, given))}")
+    return list(models), list(names)
+
+
+def is_named(thing: Any) -> bool:
+    """Whether this is {name: model}: a dict of arrays is {site: activations}, and neither holds the other."""
+    if not isinstance(thing, Mapping):
+        return False
+    arrays = [str(key) for key, value in thing.items() if isinstance(value, (np.ndarray, Tensor))]
+    models = [str(key) for key, value in thing.items() if _is_source(value)]
+    if arrays and models:
+        raise TypeError(
+            f"a dict holds models or arrays, not both: {listed(map(repr, models))} are models (or files of them) and "
+            f"{listed(map(repr, arrays))} arrays. Write {{name: {{site: array}}}} for saved activations with a name"
+        )
+    return bool(models)
+
+
+def _is_source(thing: Any) -> bool:
+    kinds = (nn.Module, NamedModel, ActivationFile, Mapping, str, os.PathLike)
+    return isinstance(thing, kinds) or package_of(thing) is not None
 
 
 def for_each(names: str, count: int, a: Any, b: Any, both: Any = None) -> list[Any]:
@@ -502,16 +558,20 @@ def open_source(text: str | os.PathLike[str], *, seed: int = 0) -> NamedModel | 
     return open_activations(text) if is_array_file(text) else open_model(str(text), seed=seed)
 
 
-def open_network(thing: Any, *, sites: Any, rows: Rule, prepare: Any, inputs: Any, device: Any) -> Source:
+def open_network(
+    thing: Any, *, name: str | None = None, sites: Any, rows: Rule, prepare: Any, inputs: Any, device: Any
+) -> Source:
     """A network from a module or specification, or saved activations from {site: array} or a file of arrays."""
     if isinstance(thing, (str, os.PathLike)):
         thing = open_source(thing)
     if isinstance(thing, Mapping):
         thing = open_activations(thing)
     if isinstance(thing, ActivationFile):
-        return SavedActivations(thing, Path(thing.name).stem, sites, rows, device)
+        return SavedActivations(thing, name or Path(thing.name).stem, sites, rows, device)
     otherwise = (
         ", or saved activations ({site: array}, .npz, .safetensors). Data come third: compare(model, model, data) "
         "compares the layers of one network"
     )
-    return Network.of(thing, prepare=prepare, otherwise=otherwise, sites=sites, rows=rows, inputs=inputs, device=device)
+    return Network.of(
+        thing, name=name, prepare=prepare, otherwise=otherwise, sites=sites, rows=rows, inputs=inputs, device=device
+    )

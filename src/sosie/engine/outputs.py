@@ -40,8 +40,9 @@ from .network import (
     is_array_file,
     meeting_place,
     mixing_notes,
+    models_and_data,
+    names_of,
     number_duplicates,
-    things_and_data,
 )
 from .one_shot import as_outputs
 from .plan import find_measures
@@ -62,6 +63,7 @@ def compare_outputs(
     data: Any = None,
     measures: str | Measure | Sequence[str | Measure] | None = None,
     *,
+    names: Sequence[str | None] | None = None,
     labels: Any = None,
     kind: str = "auto",
     shifts: str | Sequence[str] | Sequence[Shift] | None = None,
@@ -75,7 +77,7 @@ def compare_outputs(
 
     `model_a`, `model_b`: modules, model specifications, or saved predictions (an array, {name: array}, a .npz or
     .safetensors file with one array). `compare_outputs([m1, m2, m3], data)` and `compare_outputs({name: array or
-    model, …})` compare all pairs. `data`: as in `compare`; predictions alone need none. `measures`: by default all
+    model, …})` compare all pairs; `names` gives a list of models names. `data`: as in `compare`; predictions alone need none. `measures`: by default all
     that the outputs and labels support.
 
     `labels`: (n,) class numbers, or a function from a batch to labels; by default whole numbers y of (x, y) batches,
@@ -90,11 +92,9 @@ def compare_outputs(
     draws new random numbers.
     """
     with together() as ranks:
-        names: Sequence[str | None] = ()
-        if isinstance(model_a, Mapping) and len(model_a) > 1:
-            names, model_a = list(map(str, model_a)), list(model_a.values())
-        things, data = things_and_data(model_a, model_b, data)
-        names = names or [None] * len(things)
+        if isinstance(model_a, Mapping) and len(model_a) > 1:  # here arrays are models too: their predictions
+            model_a, names = names_of(model_a, names)
+        things, names, data = models_and_data(model_a, model_b, data, names)
         chosen = None if measures is None else find_measures(measures, of="outputs")
         prepares = for_each("prepare", len(things), prepare_a, prepare_b)
         sources = [

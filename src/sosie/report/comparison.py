@@ -31,6 +31,7 @@ from ..results import (
     least_first,
     number,
     over_sites,
+    rules_of,
     sites_least_first,
     summarise,
     transfer_sentence_of_all,
@@ -471,7 +472,9 @@ def _counted(comparison: Comparison, name: str) -> tuple[str, str]:
         return "Inputs", f"{n:,}, each answered once"
     if rule == TENSORS:
         return "Numbers", f"{n:,} in all layers of A"
-    return "Rows", f"{n:,}, made by the rule “{visible(rule)}”"
+    rules = dict.fromkeys(map(visible, rules_of(rule)))
+    words = " for A and ".join(f"“{rule}”" for rule in rules) + (" for B" if len(rules) == 2 else "")
+    return "Rows", f"{n:,}, made by the rule{'s' * (len(rules) == 2)} {words}"
 
 
 def _calibrated(values: Estimate) -> dict[str, Any] | None:

@@ -259,6 +259,8 @@ class Comparison(Result):
                     rows.append(
                         {
                             "measure": name,
+                            "model_a": self.side_a.name,
+                            "model_b": self.side_b.name,
                             "site_a": site_a,
                             "site_b": site_b,
                             "value": float(values.value[i, j]),
@@ -357,6 +359,20 @@ def closest(values: Estimate) -> list[int | None]:
     """The closest column of each row, by the measure's own direction; None where all values are undefined."""
     score = values.value if values.closer == "up" else -values.value
     return [None if np.isnan(row).all() else int(np.nanargmax(row)) for row in score]
+
+
+# The row rules of both sides, as results and files state them
+
+
+def rules_in_words(rule_a: str, rule_b: str) -> str:
+    """The row rules of A and of B as one text: "cls and last", or "mean" where they are the same."""
+    return " and ".join(dict.fromkeys([rule_a, rule_b]))
+
+
+def rules_of(text: str) -> tuple[str, str]:
+    """The row rules of A and of B from their text."""
+    rule_a, _, rule_b = text.partition(" and ")
+    return rule_a, rule_b or rule_a
 
 
 # Which sites are layers: comparisons of weights may have one more site, for the whole model
