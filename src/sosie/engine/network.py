@@ -328,22 +328,26 @@ class SavedActivations:
 
     def __post_init__(self) -> None:
         self._sites = self.saved.select(self.sites)
+        self.rule = rule_name(self.rows)
+        if made_by := self.saved.about.get("rows"):
+            if self.rule not in ("flatten", made_by):
+                raise ValueError(
+                    f"{self.saved.name} holds rows made by {made_by!r}, from which rows={self.rule!r} cannot be made: "
+                    "leave rows= out for it, or extract the activations again"
+                )
+            self.rule, self.rows = made_by, "positions" if gives_several_rows(made_by) else "flatten"
         self.largest: dict[str, float] = {}  # not known
 
     def identity(self) -> object:
         return id(self.saved), self._sites, self.rows
 
     @property
-    def rule(self) -> str:
-        """The name of the row rule."""
-        return rule_name(self.rows)
-
-    @property
     def count(self) -> int:
         return self.saved.n
 
     def describe(self) -> str:
-        return f"{self.name}: saved activations, {self.saved.n} inputs"
+        of = f" of {self.saved.about['model']}" if self.saved.about else ""
+        return f"{self.name}: saved activations{of}, {self.saved.n} inputs"
 
     def digest(self) -> str:
         return digest_of([site.label for site in self._sites])
@@ -357,7 +361,13 @@ class SavedActivations:
 
     def look(self, batch: Any) -> Side:
         few = Chunk(None, 0, min(TRIED, self.saved.n))
-        return _side(self.name, self._sites, self.read(few, lambda _, rows: _form(rows)))
+        side = _side(self.name, self._sites, self.read(few, lambda _, rows: _form(rows)))
+        left_out = self.saved.about.get("left_out", ()) if self.sites is None else ()
+        return replace(side, left_out=tuple((site, why) for site, why in left_out))
+
+    def mixing_in_pass(self) -> str | None:
+        """The note of the pass that extracted the activations, if their model mixed the inputs of a batch."""
+        return self.saved.about.get("mixing")
 
     def sampled_rows(self, batch: Any) -> RowSample:
         """A few numbers of the rows of the first few inputs."""
@@ -455,7 +465,7 @@ def _stable_name(function: Callable[[Any], Any] | None) -> str:
 
 def mixing_notes(sources: Iterable[Any]) -> tuple[str, ...]:
     """The notes on networks that mix the inputs of a batch, each once."""
-    notes = (source.mixing_in_pass() for source in sources if isinstance(source, Network))
+    notes = (source.mixing_in_pass() for source in sources if isinstance(source, Source))
     return tuple(dict.fromkeys(filter(None, notes)))
 
 
@@ -567,7 +577,8 @@ def open_network(
     if isinstance(thing, Mapping):
         thing = open_activations(thing)
     if isinstance(thing, ActivationFile):
-        return SavedActivations(thing, name or Path(thing.name).stem, sites, rows, device)
+        own_name = thing.about.get("name") or Path(thing.name).stem
+        return SavedActivations(thing, name or own_name, sites, rows, device)
     otherwise = (
         ", or saved activations ({site: array}, .npz, .safetensors). Data come third: compare(model, model, data) "
         "compares the layers of one network"

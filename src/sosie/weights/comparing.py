@@ -72,6 +72,8 @@ def compare_weights(
     """
     if isinstance(model_a, (list, tuple, Mapping)) and model_b is not None and not _is_state(model_a):
         raise TypeError("with a list of models there is no second one: compare_weights([m1, m2, m3])")
+    if model_b is None and not isinstance(model_a, (list, tuple, Mapping)):
+        raise TypeError("compare_weights needs two models, or a list of them")
     models, names, _ = models_and_data(model_a, model_b, None, names)
     chosen = find_measures(DEFAULT if measures is None else measures, of="weights")
     of_tensors = any(not issubclass(measure.reads, LinearMaps) for measure in chosen)
