@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import OrderedDict
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def test_weights_pair_by_pair_are_what_measure_says() -> None:
                 for j in range(4):
                     pair = (listed[k].get_submodule(site).weight for k in (i, j))
                     assert found.matrix(name)[s, i, j] == pytest.approx(sosie.measure(name, *pair), abs=1e-10)
-    assert found.settled(measure="weight_distance")["fc"] == 15
+    assert found.settled(measure="weight_distance")["fc"] is None  # near its last state only at the last step
 
 
 @pytest.mark.parametrize("memory", [None, 60_000])
@@ -275,6 +276,7 @@ def test_depth_is_known_only_where_something_tells_it(tmp_path: Path) -> None:
 
     torch.manual_seed(0)
     models = [make() for _ in range(3)]
+    models.append(deepcopy(models[2]))
     models[1].get_submodule("z").load_state_dict(models[2].get_submodule("z").state_dict())
     whole = sosie.dynamics(models)
     assert whole.sites == ("z", "m", "a")

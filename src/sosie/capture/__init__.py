@@ -9,6 +9,7 @@ from .batches import (
     copied,
     count_inputs,
     cut,
+    explain_images,
     explain_types,
     input_rows,
     join,

@@ -47,6 +47,9 @@ class ImageBatches:
         """The number of inputs of one pass."""
         return len(self.source)
 
+    def __repr__(self) -> str:
+        return f"<ImageBatches {self.name}: {self.total} images in batches of {self.size}>"
+
     def __len__(self) -> int:
         return -(-self.total // self.size)
 
@@ -162,6 +165,10 @@ class ImageFolder:
     classes: tuple[str, ...] = ()
     size: int | None = None
     mode: str = "RGB"
+
+    def __repr__(self) -> str:
+        classes = f" of {len(self.classes)} classes" if self.classes else ""
+        return f"<ImageFolder {self.root}: {len(self)} images{classes}>"
 
     @property
     def name(self) -> str:

@@ -28,6 +28,7 @@ from ..capture import (
     as_found,
     count_inputs,
     cut,
+    explain_images,
     explain_types,
     gives_several_rows,
     kept_attributes,
@@ -206,8 +207,10 @@ class Network:
         try:
             try:
                 yield
-            except RuntimeError as error:
-                if self.prepare is None and self.inputs is None:
+            except (RuntimeError, ValueError, TypeError) as error:
+                if self.inputs is None:
+                    explain_images(error, self.model, chunk.batch)
+                if self.prepare is None and self.inputs is None and isinstance(error, RuntimeError):
                     explain_types(error, self.model, without_labels(chunk.batch), "inputs")
                 raise
         except Exception as error:

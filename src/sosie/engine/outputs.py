@@ -78,7 +78,7 @@ def compare_outputs(
     `model_a`, `model_b`: modules, model specifications, or saved predictions (an array, {name: array}, a .npz or
     .safetensors file with one array). `compare_outputs([m1, m2, m3], data)` and `compare_outputs({name: array or
     model, …})` compare all pairs; `names` gives a list of models names. `data`: as in `compare`; predictions alone need none. `measures`: by default all
-    that the outputs and labels support.
+    that the outputs and labels support, except `churn`, which is `disagreement` by another name.
 
     `labels`: (n,) class numbers, or a function from a batch to labels; by default whole numbers y of (x, y) batches,
     or `labels` of dicts. `kind`: the kind of outputs, see `sosie.measure`. Of tuples, dicts and ModelOutputs, `logits`
@@ -463,7 +463,10 @@ def _comparison(
 ) -> Comparison:
     sums = next(iter(grid.values()))
     if measures is None:
-        measures = tuple(m for m in MEASURES.values() if m.reads_outputs and m.reads in sums.supplies)
+        # Churn is disagreement by another name: one of them is enough.
+        measures = tuple(
+            m for m in MEASURES.values() if m.reads_outputs and m.reads in sums.supplies and m.name != "churn"
+        )
     about = {**about, "inputs": sums.n, "outputs": list(sums.kinds)}
     if all(MarkedPredictions in each.supplies for each in grid.values()):
         right = {

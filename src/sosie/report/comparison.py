@@ -451,6 +451,7 @@ def _measure(comparison: Comparison, name: str, brief: bool) -> dict[str, Any]:
     arrays = {kind: getattr(values, kind) for kind in _DOUBT if getattr(values, kind) is not None}
     shown["dropped"] = [kind for kind in arrays if brief and kind in _SPARED]
     shown.update({kind: packed(array) for kind, array in arrays.items() if kind not in shown["dropped"]})
+    shown["pFloor"] = values.p_floor
     shown["correction"] = None if by_chance(values) is None else correction(values)
     shown["calibrated"] = None if "null" in shown["dropped"] else _calibrated(values)
     return shown

@@ -94,7 +94,9 @@ def sentence(dynamics: Dynamics, measure: str) -> str:
     order = dynamics.order(measure=measure)
     known = [(site, step) for site, step in zip(order.sites, order.steps, strict=True) if step is not None]
     if not known:
-        return f"By {name}, no site settles: the last state is undefined."
+        if np.isnan(dynamics.to_end(measure)[:, -1]).all():
+            return f"By {name}, no site settles: the last state is undefined."
+        return f"By {name}, no site has settled: none is near its last state before the last step."
     (first, start), (last_site, end) = known[0], known[-1]
     if start == end:
         return f"By {name}, all sites have settled (0.99 of the last state) from step {start} on."
