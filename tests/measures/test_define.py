@@ -21,14 +21,13 @@ def test_what_people_call_a_measure_finds_it() -> None:
             find(name)
 
 
-def test_a_measure_of_your_own_declares_what_the_laws_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sosie.measures.define.MEASURES", {})
-
+def test_a_measure_of_your_own_declares_what_the_laws_need() -> None:
     @define(reads=Alignment, bounds=(0, 1), closer="up", invariant={"rotation", "scale", "shift"})
     def mine(a: Alignment) -> torch.Tensor:
         """Mine."""
         return a.xy / (a.xx * a.yy).sqrt()
 
+    MEASURES.pop("mine")
     assert (mine.chance, mine.cost, mine.paper) == ("unknown", "unknown", "unknown")
 
 

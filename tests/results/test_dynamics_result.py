@@ -45,9 +45,9 @@ def test_settled_is_from_when_on_it_stays() -> None:
 def test_being_near_itself_at_the_last_step_is_no_finding(tmp_path: Path) -> None:
     found = towards([[0.1, 0.5, 1.0], [0.2, 0.3, 1.0]])
     assert found.settled() == {"s0": None, "s1": None}
-    assert found.summary_columns("m")[1][1] == ["not yet", "not yet"]
+    assert found.summary_columns("m")[1][1] == ["later", "later"]
     assert "no site has settled" in write_report(found, tmp_path / "d.html").read_text()
-    assert "not yet" in found._repr_html_()
+    assert "later" in found._repr_html_()
 
 
 def test_of_a_distance_the_threshold_is_a_share_of_the_way() -> None:

@@ -28,6 +28,7 @@ RowsA = Annotated[str | None, typer.Option(help="Rows of the first model, where 
 RowsB = Annotated[str | None, typer.Option(help="Rows of the second model, where they differ.")]
 Rows = Annotated[str, typer.Option(help="flatten, mean, positions, cls or last.")]
 MaxRows = Annotated[int | None, typer.Option(min=1, help="Stop after this many inputs.")]
+Inputs = Annotated[int | None, typer.Option(hidden=True)]  # the name that --max-rows had before
 Batch = Annotated[int, typer.Option(min=1, help="Inputs per forward pass; does not change values.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")]
 Memory = Annotated[str | None, typer.Option(help="Memory limit for statistics of the models, e.g. 4GiB.")]
@@ -65,6 +66,16 @@ def split_names(models: list[str]) -> tuple[list[str], list[str | None] | None]:
     names = [part and part[1].strip() for part in parts]
     specs = [part[2] if part else text for part, text in zip(parts, models, strict=True)]
     return specs, names if any(names) else None
+
+
+def renamed_inputs(inputs: int | None, max_rows: int | None) -> int | None:
+    """The value of --max-rows, which was --inputs."""
+    if inputs is None:
+        return max_rows
+    if max_rows is not None:
+        raise ValueError("--inputs is called --max-rows now: give it once")
+    typer.echo("note: --inputs is called --max-rows now; the next version knows only that", err=True)
+    return inputs
 
 
 def given(**options: Any) -> dict[str, Any]:

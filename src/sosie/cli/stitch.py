@@ -58,8 +58,8 @@ def stitch(
         raise ValueError(f"{', '.join(wrong)}: only {'with' if site else 'without'} --all-sites")
     opt.check_outputs(save, out, report)
     (model_a, model_b), names = opt.split_names([model_a, model_b])
-    fitted = open_data(data, split=split, batch=batch, limit=max_rows)
-    held_out = open_data(test or data, batch=batch, limit=max_rows)
+    fitted = open_data(data, split=split, batch=batch, max_rows=max_rows)
+    held_out = open_data(test or data, batch=batch, max_rows=max_rows)
     options: dict[str, Any] = {"fit": fit, "precision": precision, "resize": resize}
     if all_sites:
         options |= {"sites_a": opt.split(sites_a or sites), "sites_b": opt.split(sites_b or sites)}

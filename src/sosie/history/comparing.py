@@ -172,7 +172,7 @@ def _record(
             with ExitStack() as stack:
                 if isinstance(model, nn.Module):
                     stack.enter_context(as_found(model, device))
-                recorder = Recorder(folder, model, kind, sites=sites, probe=probe, by_depth=by_depth)  # type: ignore[arg-type]
+                recorder = Recorder(folder, model, kind, sites=sites, data=probe, by_depth=by_depth)  # type: ignore[arg-type]
                 stack.enter_context(recorder).record(step)
         except Exception as error:
             error.add_note(f"while reading checkpoint {name} (step {step})")

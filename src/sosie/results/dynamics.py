@@ -179,7 +179,7 @@ class Dynamics(Result):
         if self.two_runs:
             return ["first", "last"], [first, last]
         settled = [self.settled(threshold, measure).values() for threshold in THRESHOLDS]
-        columns = [["not yet" if step is None else str(step) for step in steps] for steps in settled]
+        columns = [["later" if step is None else str(step) for step in steps] for steps in settled]
         return ["first", *(f"settled at {threshold:g}" for threshold in THRESHOLDS)], [first, *columns]
 
     def to_pandas(self) -> pandas.DataFrame:
