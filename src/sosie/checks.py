@@ -51,7 +51,9 @@ def renamed(old: Any, new: Any, old_name: str, new_name: str) -> Any:
         return new
     if new is not None:
         raise TypeError(f"{old_name}= is called {new_name}= now: give it once")
-    warnings.warn(f"{old_name}= is called {new_name}= now; the next version knows only that", FutureWarning, stacklevel=3)
+    warnings.warn(
+        f"{old_name}= is called {new_name}= now; the next version knows only that", FutureWarning, stacklevel=3
+    )
     return old
 
 

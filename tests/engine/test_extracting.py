@@ -35,7 +35,10 @@ def images() -> Tensor:
 def test_comparing_files_is_comparing_models(models, images, tmp_path: Path, rows: str):
     a, b = models
     options = {"sites": ["conv1", "relu1"] if rows == "positions" else None, "rows": rows}
-    files = [sosie.extract(m, images, out=tmp_path / f"{n}.safetensors", **options) for n, m in zip("ab", models)]
+    files = [
+        sosie.extract(m, images, out=tmp_path / f"{n}.safetensors", **options)
+        for n, m in zip("ab", models, strict=True)
+    ]
     measures = ["debiased_cka", "linear_cka", "procrustes_angle"]
     of_models = sosie.compare(a, b, images, measures=measures, **options)
     of_files = sosie.compare(*files, measures=measures)

@@ -71,7 +71,7 @@ def test_a_dict_of_arrays_is_activations_and_of_dicts_named_activations():
     rows = {"relu": torch.rand(32, 4, generator=torch.Generator().manual_seed(0))}
     assert sosie.compare(rows, rows).sites_a == ["relu"]
     assert sosie.compare({"base": rows, "tuned": rows}).side_b.name == "tuned"
-    with pytest.raises(TypeError, match="models or arrays, not both: 'a' are models .* 'relu' arrays"):
+    with pytest.raises(TypeError, match=r"models or arrays, not both: 'a' are models .* 'relu' arrays"):
         sosie.compare({"a": small_cnn(), **rows}, rows)
 
 

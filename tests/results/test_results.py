@@ -26,10 +26,10 @@ from sosie.results import (
     Estimate,
     Side,
     by_chance,
+    doubts,
     same_depth,
     stars,
     summarise,
-    doubts,
     written_p,
 )
 

@@ -24,7 +24,18 @@ from .batches import (
 )
 from .linear import Linearised, NotLinear, check_linear, linearised, weighted_layers
 from .restore import as_found, borrowed, kept_attributes, restored_after_errors
-from .rows import RULES, Masks, Rule, check_rule, gives_several_rows, mask_of, needs_axes, rows_per_input, rule_name, to_rows
+from .rows import (
+    RULES,
+    Masks,
+    Rule,
+    check_rule,
+    gives_several_rows,
+    mask_of,
+    needs_axes,
+    rows_per_input,
+    rule_name,
+    to_rows,
+)
 from .saved import (
     ACTIVATIONS,
     ACTIVATIONS_VERSION,

@@ -39,7 +39,15 @@ def init(
 
     if (folder / "zoo.sqlite").exists():
         raise FileExistsError(f"{folder} is a zoo already; `sosie zoo add {folder} MODEL` adds to it")
-    made = Zoo(folder, data, max_rows=opt.renamed_inputs(inputs, max_rows), size=size, seed=seed, kinds=opt.split(kinds), rows=rows)
+    made = Zoo(
+        folder,
+        data,
+        max_rows=opt.renamed_inputs(inputs, max_rows),
+        size=size,
+        seed=seed,
+        kinds=opt.split(kinds),
+        rows=rows,
+    )
     about = made.settings
     typer.echo(f"made {folder}: {about.n} inputs of hash {about.probe}, {', '.join(about.kinds)} of size {about.size}")
 
@@ -363,8 +371,9 @@ def recommend(
 ) -> None:  # fmt: skip
     """Rank models for your data by how much each would have to adapt, or by a quick probe."""
     layer = int(probe_layer) if probe_layer is not None and probe_layer.lstrip("-").isdigit() else probe_layer
+    max_rows = opt.renamed_inputs(inputs, max_rows)
     result = open_zoo(folder).recommend(
-        data, count, probe_layer=layer, by=by, max_rows=opt.renamed_inputs(inputs, max_rows) or 1000, trust=trust, tag=tag or None,
+        data, count, probe_layer=layer, by=by, max_rows=max_rows or 1000, trust=trust, tag=tag or None,
         architecture=architecture, task=task, **opt.given(device=device),
     )  # fmt: skip
     opt.tell(result, out, html, as_json=as_json)

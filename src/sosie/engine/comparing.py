@@ -154,9 +154,7 @@ def compare(
         options: dict[str, Any] = {"inputs": inputs, "device": device}
         sources = [
             open_network(thing, name=name, sites=of_thing, rows=rule, prepare=prepare, **options)
-            for thing, name, of_thing, rule, prepare in zip(
-                things, all_names, all_sites, rules, prepares, strict=True
-            )
+            for thing, name, of_thing, rule, prepare in zip(things, all_names, all_sites, rules, prepares, strict=True)
         ]
         number_duplicates(sources)
         return _compare(sources, data, request, resume, ranks)

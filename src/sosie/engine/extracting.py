@@ -122,7 +122,7 @@ def _run(
 
                 def keep(site: str, rows: Tensor, count: int = chunk.count, where: str = where) -> None:
                     numbers = _stored(rows, dtype, f"site {site!r} of {network.name}, {where}")
-                    if several and len(numbers) != count or network.counts().get(site) is not None:
+                    if (several and len(numbers) != count) or network.counts().get(site) is not None:
                         numbers = _by_input(numbers, count, network.counts().get(site), site)
                     if site not in spools:
                         # A name that is removed after a kill, as that of every temporary file.

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from ..capture import Rule, as_found
 from ..checks import listed, whole_number
 from ..engine.caveats import of_left_out
-from ..engine.network import names_of
 from ..engine.evaluate import CONSTANT, by_pair
+from ..engine.network import names_of
 from ..engine.plan import parse_size
 from ..engine.provenance import provenance
 from ..files import DamagedFile

@@ -187,9 +187,7 @@ class Estimate:
             raise ValueError(f"bounds go from {low} to {high}")
         plain = {name: content[name] for name in ("n", "statistic", "closer", "same")}
         caveats = (Caveat(c["text"], c["site_a"], c["site_b"], c.get("undefined", False)) for c in content["caveats"])
-        return cls(
-            **arrays, **plain, bounds=(low, high), caveats=tuple(caveats), p_floor=content.get("p_floor")
-        )
+        return cls(**arrays, **plain, bounds=(low, high), caveats=tuple(caveats), p_floor=content.get("p_floor"))
 
     @property
     def score(self) -> Array | None:
