@@ -39,7 +39,7 @@ def outputs(
     from ..engine import compare_outputs
 
     opt.check_outputs(out, html)
-    opened = None if (names := opt.split(shifts)) is None else open_shifts(names, seed)
+    opened = None if (chosen := opt.split(shifts)) is None else open_shifts(chosen, seed)
     models, names = opt.split_names(models)
     with opt.working_together() as speaks:
         result = compare_outputs(

@@ -82,17 +82,16 @@ def compare(
 ) -> Comparison | Comparisons:
     """Compare every site of one model with every site of another, on the same inputs, in one pass.
 
-    `model_a`, `model_b`: modules, model specifications, saved activations ({site: array}, .npz, .safetensors),
-    sketches (`sketch.using("features")` chooses their kernel), or files of saved statistics, which are merged.
-    `compare([m1, m2, m3], data)` compares all pairs in one pass, and `compare({"base": a, "tuned": b}, data)`, or
-    `names=("base", "tuned")`, gives the models names. `data`: an iterable of tensors, (x, y) pairs, dicts
-    of keyword arguments or lists of strings, or a data specification; `sosie.data.DataPart` is one part of a larger
-    data set.
+    `model_a`, `model_b`: modules, model specifications, saved activations ({site: array}, .npz, .safetensors), sketches
+    (`sketch.using("features")` chooses their kernel), or files of saved statistics, which are merged. `compare([m1, m2,
+    m3], data)` compares all pairs in one pass, and `compare({"base": a, "tuned": b}, data)`, or `names=("base",
+    "tuned")`, gives the models names. `data`: an iterable of tensors, (x, y) pairs, dicts of keyword arguments or lists
+    of strings, or a data specification; `sosie.data.DataPart` is one part of a larger data set.
 
     `measures`: debiased_cka by default, linear_cka for sketches. `sites`: names, globs or types, for all models, or
     `sites_a` and `sites_b` for each; by default the blocks or layers. `rows`: the row rule, which turns activations
-    into rows, or `rows_a` and `rows_b` for each. `prepare_a`, `prepare_b`: each model's normalisation, or tokeniser of text. `inputs`: a function from a
-    batch to the arguments of the models.
+    into rows, or `rows_a` and `rows_b` for each. `prepare_a`, `prepare_b`: each model's normalisation, or tokeniser of
+    text. `inputs`: a function from a batch to the arguments of the models.
 
     `exact=True` uses whole Gram matrices or covariances instead of blocks of `block` rows, within the `memory` budget
     ("4GiB"). `precision`: "tf32" (the default for Gram matrices on a GPU), "float32" or "float64". `resume`: a file

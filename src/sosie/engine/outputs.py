@@ -76,9 +76,10 @@ def compare_outputs(
     """Compare the outputs of models for the same inputs in one pass: agreement, common errors, divergence.
 
     `model_a`, `model_b`: modules, model specifications, or saved predictions (an array, {name: array}, a .npz or
-    .safetensors file with one array). `compare_outputs([m1, m2, m3], data)` and `compare_outputs({name: array or
-    model, …})` compare all pairs; `names` gives a list of models names. `data`: as in `compare`; predictions alone need none. `measures`: by default all
-    that the outputs and labels support, except `churn`, which is `disagreement` by another name.
+    .safetensors file with one array). `compare_outputs([m1, m2, m3], data)` and `compare_outputs({name: array or model,
+    …})` compare all pairs; `names` gives a list of models names. `data`: as in `compare`; predictions alone need none.
+    `measures`: by default all that the outputs and labels support, except `churn`, which is `disagreement` by another
+    name.
 
     `labels`: (n,) class numbers, or a function from a batch to labels; by default whole numbers y of (x, y) batches,
     or `labels` of dicts. `kind`: the kind of outputs, see `sosie.measure`. Of tuples, dicts and ModelOutputs, `logits`

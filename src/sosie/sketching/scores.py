@@ -44,8 +44,9 @@ def transfer(
 ) -> Comparison | Comparisons:
     """Score how much models would have to adapt to data, site by site (Tang et al. 2020, sections 5.3 and 5.4).
 
-    `models` is a model or a sketch (`sosie.sketch`, or its file), or a list or {name: model} of them; `data` and the options of
-    `sosie.sketch` are for models. With f a row of a site's features, g its gradient, K the kernel of f ⊗ g on N rows:
+    `models` is a model or a sketch (`sosie.sketch`, or its file), or a list or {name: model} of them; `data` and the
+    options of `sosie.sketch` are for models. With f a row of a site's features, g its gradient, K the kernel of f ⊗ g
+    on N rows:
 
     - `mean_embedding`: ‖μ‖ = ‖E[g fᵀ]‖, the square root of the mean of K;
     - `kernel_norm`: ‖K‖_F / N², and `kernel_trace`: √(Tr K) / N;

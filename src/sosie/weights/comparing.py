@@ -48,11 +48,11 @@ def compare_weights(
 ) -> Comparison | Comparisons:
     """Compare the weights of models, without data: the network up to each layer, and from end to end.
 
-    `model_a`, `model_b`: modules or model specifications; a list, or {name: model}, gives all pairs, and `names` names. `measures`: None
-    takes wcka. `sites_a`, `sites_b`: names, globs, types; None takes each layer that holds weights, and "output", the
-    whole network. Without its activation functions a network is a linear map of its input, and so is the part up to any
-    site: convolutions, batch norm, residual sums and mean pooling are linear, max pooling is replaced by mean pooling,
-    and any other nonlinear operation (attention, layer norm) is an error that names it.
+    `model_a`, `model_b`: modules or model specifications; a list, or {name: model}, gives all pairs, and `names` names.
+    `measures`: None takes wcka. `sites_a`, `sites_b`: names, globs, types; None takes each layer that holds weights,
+    and "output", the whole network. Without its activation functions a network is a linear map of its input, and so is
+    the part up to any site: convolutions, batch norm, residual sums and mean pooling are linear, max pooling is
+    replaced by mean pooling, and any other nonlinear operation (attention, layer norm) is an error that names it.
 
     `input_shape`: of one input. None reads it from the first layer: the width of a dense layer, 28 × 28 for grey
     images, 224 × 224 if a convolution strides, otherwise 32 × 32, or the first size that fits. Each entry of the input
