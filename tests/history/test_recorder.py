@@ -94,7 +94,7 @@ def test_the_model_and_chance_are_left_as_found(model: nn.Module, tmp_path: Path
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     before = [module.training for module in model.modules()], [p.requires_grad for p in model.parameters()]
     dice = torch.get_rng_state(), np.random.get_state()[1].copy()
-    with Recorder(tmp_path / "r", model, "activations", probe=IMAGES) as recorder:
+    with Recorder(tmp_path / "r", model, "activations", data=IMAGES) as recorder:
         recorder.record(0)
     assert before == ([module.training for module in model.modules()], [p.requires_grad for p in model.parameters()])
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
@@ -149,10 +149,10 @@ def test_another_model_sites_probe_or_kind_is_refused_by_name(model: nn.Module, 
         Recorder(tmp_path / "a", model, "weights", sites=["conv1", "conv2"])
     with pytest.raises(ValueError, match="stored as F32 there and F64 here"):
         Recorder(tmp_path / "a", model, sites=["conv1", "conv2"], dtype=torch.float64)
-    Recorder(tmp_path / "p", model, "activations", probe=IMAGES, sites="fc").close()
+    Recorder(tmp_path / "p", model, "activations", data=IMAGES, sites="fc").close()
     with pytest.raises(ValueError, match="probed with 12 inputs"):
-        Recorder(tmp_path / "p", model, "activations", probe=IMAGES + 1, sites="fc")
-    Recorder(tmp_path / "p", model, "activations", probe=[IMAGES[:5], IMAGES[5:]], sites="fc").close()
+        Recorder(tmp_path / "p", model, "activations", data=IMAGES + 1, sites="fc")
+    Recorder(tmp_path / "p", model, "activations", data=[IMAGES[:5], IMAGES[5:]], sites="fc").close()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="other files"):
@@ -163,8 +163,8 @@ def test_another_model_sites_probe_or_kind_is_refused_by_name(model: nn.Module, 
     ("options", "match"),
     [
         ({"what": "gradients"}, "one of .atoms., .weights., .activations."),
-        ({"what": "activations"}, "give probe="),
-        ({"probe": IMAGES}, "probe= is for activations"),
+        ({"what": "activations"}, "give data="),
+        ({"data": IMAGES}, "data= is for activations"),
         ({"what": "activations", "probe": IMAGES.double()}, "inputs of float64 for a model of float32"),
         ({"every": 0}, "at least 1"),
         ({"dtype": torch.int8}, "dtype"),

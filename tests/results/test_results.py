@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import sosie
 from sosie import files
 from sosie.files import DamagedFile, write_atomically
+from sosie.report import write_report
 from sosie.results import (
     Caveat,
     Comparison,
@@ -25,6 +26,7 @@ from sosie.results import (
     Estimate,
     Side,
     by_chance,
+    doubts,
     same_depth,
     stars,
     summarise,
@@ -242,6 +244,20 @@ def test_the_sentence_counts_best_matches_that_chance_would_hardly_give() -> Non
     assert told(p=None, p_search=unknown).endswith("1 of 1" + ending.replace("are", "is"))
     assert "chance" not in told(p=None, p_search=np.full((3, 2), np.nan))
     assert "chance" not in told(p=None, p_search=None)
+
+
+def test_a_p_value_at_its_floor_is_a_bound(tmp_path: Path) -> None:
+    """Of 200 draws none was as close: p is at most 1 / 201."""
+    assert written_p(1 / 201, 1 / 201) == "≤ 0.005"
+    assert written_p(2 / 201, 1 / 201) == "0.010"
+    assert written_p(1 / 5001, 1 / 5001) == "<0.001"
+    x = np.random.default_rng(0).normal(size=(256, 6))
+    found = sosie.compare({"a": x}, {"a": x}, null="permutation", draws=200)
+    found = sosie.load(found.save(tmp_path / "c.json"))
+    assert found["debiased_cka"].p_floor == pytest.approx(1 / 201)
+    assert doubts(found["debiased_cka"], 0, 0)["p"].startswith("≤ 0.005")
+    page = write_report(found, tmp_path / "c.html").read_text()
+    assert '"pFloor":0.0049' in page.replace(" ", "")
 
 
 def test_p_values_are_written_so_that_the_level_can_be_told() -> None:

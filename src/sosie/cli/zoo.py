@@ -27,18 +27,27 @@ LISTED = ("name", "architecture", "parameters", "task", "tags", "sites", "parent
 def init(
     folder: opt.Folder,
     data: Annotated[str, typer.Option(help="Inputs for all models: demo, npz:file, folder:path …")],
-    inputs: Annotated[int, typer.Option(min=4, help="Number of inputs.")] = 256,
+    max_rows: Annotated[int | None, typer.Option(min=4, help="Number of inputs (256).", show_default=False)] = None,
     size: Annotated[int | None, typer.Option(help="Numbers of a short vector (512).")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the projection.")] = None,
     kinds: Annotated[str | None, typer.Option(help="Some of cka,weights,atoms; default: all.")] = None,
     rows: Annotated[str | None, typer.Option(help="flatten, mean, cls or last.")] = None,
+    inputs: opt.Inputs = None,
 ) -> None:
     """Make a zoo: its probe set and the settings of fingerprints never change."""
     from ..zoo import Zoo
 
     if (folder / "zoo.sqlite").exists():
         raise FileExistsError(f"{folder} is a zoo already; `sosie zoo add {folder} MODEL` adds to it")
-    made = Zoo(folder, data, inputs=inputs, size=size, seed=seed, kinds=opt.split(kinds), rows=rows)
+    made = Zoo(
+        folder,
+        data,
+        max_rows=opt.renamed_inputs(inputs, max_rows),
+        size=size,
+        seed=seed,
+        kinds=opt.split(kinds),
+        rows=rows,
+    )
     about = made.settings
     typer.echo(f"made {folder}: {about.n} inputs of hash {about.probe}, {', '.join(about.kinds)} of size {about.size}")
 
@@ -352,15 +361,19 @@ def recommend(
         str | None, typer.Option(help="Also a linear probe of this layer, by name or place (-2: the last but one).")
     ] = None,
     by: Annotated[str | None, typer.Option(help="Sort by this score.")] = None,
-    inputs: Annotated[int, typer.Option(min=4, help="Number of inputs to use.")] = 1000,
+    max_rows: Annotated[
+        int | None, typer.Option(min=4, help="Number of inputs to use (1000).", show_default=False)
+    ] = None,
+    inputs: opt.Inputs = None,
     trust: Annotated[bool, typer.Option("--trust", help="Run Python code that models were added from.")] = False,
     tag: Tag = None, architecture: Architecture = None, task: Task = None, device: opt.Device = None,
     as_json: opt.AsJson = False, out: opt.Out = None, html: opt.Html = None,
 ) -> None:  # fmt: skip
     """Rank models for your data by how much each would have to adapt, or by a quick probe."""
     layer = int(probe_layer) if probe_layer is not None and probe_layer.lstrip("-").isdigit() else probe_layer
+    max_rows = opt.renamed_inputs(inputs, max_rows)
     result = open_zoo(folder).recommend(
-        data, count, probe_layer=layer, by=by, max_rows=inputs, trust=trust, tag=tag or None,
+        data, count, probe_layer=layer, by=by, max_rows=max_rows or 1000, trust=trust, tag=tag or None,
         architecture=architecture, task=task, **opt.given(device=device),
     )  # fmt: skip
     opt.tell(result, out, html, as_json=as_json)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..capture import Batches, Chunk, Rule, check_rule, copied, count_inputs, cut, recut, unwrap, without_labels
 from ..capture.batches import explain_types
 from ..capture.sites import named_parameters
-from ..checks import one_of, whole_number
+from ..checks import one_of, renamed, whole_number
 from ..engine.network import Network
 from ..models import atom_layers
 from ..process_state import products
@@ -32,14 +32,14 @@ What = Literal["atoms", "weights", "activations"]
 class Recorder(AbstractContextManager["Recorder"]):
     """Records a model at each step: `recorder.record(step)` in any loop, `fit(…, after_epoch=recorder.record)`.
 
-    `what`: the atoms of layers made of them, the weights of layers, or activations on `probe` (data as for `compare`),
+    `what`: the atoms of layers made of them, the weights of layers, or activations on `data` (as for `compare`),
     which become rows by the rule `rows`. `sites`: names, globs or types; None takes all layers of atoms, all layers
     with a matrix of weights, or for activations blocks or layers as `compare` does. Every `every`-th step is recorded,
     in numbers of type `dtype`. `prepare` and `inputs` are as for `compare`. `by_depth=False`: sites are not in order of
     depth (as in a state dict sorted by name), so nothing is concluded from their order.
 
     The folder holds run.json and records, which grows by whole records: a run that is killed loses at most the record
-    it was writing. A recorder of the same model, sites and probe continues after the last step of its folder; an
+    it was writing. A recorder of the same model, sites and data continues after the last step of its folder; an
     earlier step raises. `resume(step)` removes later records, for a run that goes back to a checkpoint. The model's
     mode, gradients and random state are left as found.
     """
@@ -51,19 +51,21 @@ class Recorder(AbstractContextManager["Recorder"]):
         what: What = "atoms",
         *,
         sites: Any = None,
-        probe: Any = None,
+        data: Any = None,
         rows: Rule = "flatten",
         every: int = 1,
         dtype: torch.dtype = torch.float32,
         prepare: Callable[[Any], Any] | None = None,
         inputs: Callable[[Any], Any] | None = None,
         by_depth: bool = True,
+        probe: Any = None,
     ) -> None:
         one_of(what, "what", KINDS)
-        if probe is None and what == "activations":
-            raise ValueError("activations need inputs: give probe=")
-        if probe is not None and what != "activations":
-            raise ValueError(f"probe= is for activations, not for {what}")
+        data = renamed(probe, data, "probe", "data")
+        if data is None and what == "activations":
+            raise ValueError("activations need inputs: give data=")
+        if data is not None and what != "activations":
+            raise ValueError(f"data= is for activations, not for {what}")
         if dtype not in CODES:
             raise ValueError(f"dtype={dtype}: one of {', '.join(map(str, CODES))}")
         self.folder, self.model, self.what = Path(folder), model, what
@@ -72,7 +74,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         if what == "activations":
             if not isinstance(model, nn.Module):
                 raise TypeError(f"activations need a torch.nn.Module to run, got {type(model).__name__}")
-            self._probe = probe if isinstance(probe, Probe) else Probe(probe, rows, prepare=prepare, inputs=inputs)
+            self._probe = data if isinstance(data, Probe) else Probe(data, rows, prepare=prepare, inputs=inputs)
         self.about = self._describe(by_depth)
         if self.folder.exists() and not self.folder.is_dir():
             raise NotADirectoryError(f"{self.folder} is a file: name a folder")

@@ -20,9 +20,11 @@ BARS, PLAIN_BARS = "▁▂▃▄▅▆▇█", ".:-=+*%#"
 SPARK = 24  # most letters of a small curve
 CURVE = "to the end"
 SETTLED = {
-    "up": "Settled: the first step from which the similarity to the last state stays at or above the threshold.",
+    "up": "Settled: the first step from which the similarity to the last state stays at or above the threshold; "
+    "later: not before the last step, where every state is near itself.",
     "down": "Settled: the first step from which the distance to the last state stays at or below the share of the "
-    "distance between the first state and the last that the threshold leaves (0.99: a hundredth).",
+    "distance between the first state and the last that the threshold leaves (0.99: a hundredth); later: not "
+    "before the last step.",
 }
 
 
@@ -94,7 +96,9 @@ def sentence(dynamics: Dynamics, measure: str) -> str:
     order = dynamics.order(measure=measure)
     known = [(site, step) for site, step in zip(order.sites, order.steps, strict=True) if step is not None]
     if not known:
-        return f"By {name}, no site settles: the last state is undefined."
+        if np.isnan(dynamics.to_end(measure)[:, -1]).all():
+            return f"By {name}, no site settles: the last state is undefined."
+        return f"By {name}, no site has settled: none is near its last state before the last step."
     (first, start), (last_site, end) = known[0], known[-1]
     if start == end:
         return f"By {name}, all sites have settled (0.99 of the last state) from step {start} on."

@@ -32,6 +32,7 @@ ESTIMATE = {  # arrays are checked as they are read
     "bounds": [(float, None)],
     "same": (float, None),
     "caveats": [{"text": str, "site_a": (None, str), "site_b": (None, str), "undefined?": bool}],
+    "p_floor?": (float, None),
 }
 COMPARISON = {
     "side_a": SIDE,
@@ -111,6 +112,7 @@ class Chance:
     p: Array | None = None
     p_search: Array | None = None
     rows: int | None = None  # rows of the draws, if fewer than those of the value
+    p_floor: float | None = None  # the smallest p that so many draws can give
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,7 @@ class Estimate:
     p_search: Array | None = None  # how often it gives one anywhere in the matrix
     block_error: Array | None = None  # of values from blocks of rows: how far the value from all rows may be (95 %)
     caveats: tuple[Caveat, ...] = ()
+    p_floor: float | None = None  # the smallest p that the draws can give: 1 / (draws + 1)
 
     @classmethod
     def of(
@@ -158,6 +161,7 @@ class Estimate:
             bounds=facts.bounds,
             same=facts.same,
             caveats=tuple(caveats),
+            p_floor=None if chance is None else chance.p_floor,
             **{name: None if array is None else np.where(undefined, np.nan, array) for name, array in beside.items()},
         )
 
@@ -183,7 +187,7 @@ class Estimate:
             raise ValueError(f"bounds go from {low} to {high}")
         plain = {name: content[name] for name in ("n", "statistic", "closer", "same")}
         caveats = (Caveat(c["text"], c["site_a"], c["site_b"], c.get("undefined", False)) for c in content["caveats"])
-        return cls(**arrays, **plain, bounds=(low, high), caveats=tuple(caveats))
+        return cls(**arrays, **plain, bounds=(low, high), caveats=tuple(caveats), p_floor=content.get("p_floor"))
 
     @property
     def score(self) -> Array | None:
@@ -259,6 +263,8 @@ class Comparison(Result):
                     rows.append(
                         {
                             "measure": name,
+                            "model_a": self.side_a.name,
+                            "model_b": self.side_b.name,
                             "site_a": site_a,
                             "site_b": site_b,
                             "value": float(values.value[i, j]),
@@ -357,6 +363,20 @@ def closest(values: Estimate) -> list[int | None]:
     """The closest column of each row, by the measure's own direction; None where all values are undefined."""
     score = values.value if values.closer == "up" else -values.value
     return [None if np.isnan(row).all() else int(np.nanargmax(row)) for row in score]
+
+
+# The row rules of both sides, as results and files state them
+
+
+def rules_in_words(rule_a: str, rule_b: str) -> str:
+    """The row rules of A and of B as one text: "cls and last", or "mean" where they are the same."""
+    return " and ".join(dict.fromkeys([rule_a, rule_b]))
+
+
+def rules_of(text: str) -> tuple[str, str]:
+    """The row rules of A and of B from their text."""
+    rule_a, _, rule_b = text.partition(" and ")
+    return rule_a, rule_b or rule_a
 
 
 # Which sites are layers: comparisons of weights may have one more site, for the whole model
@@ -555,12 +575,17 @@ def correction(values: Estimate) -> str:
     return "not corrected for the search" if values.p_search is None else "corrected for the search"
 
 
-def written_p(p: float) -> str:
-    """A p-value with three decimals, or four if three would not show on which side of the level it lies."""
+def written_p(p: float, floor: float | None = None) -> str:
+    """A p-value with three decimals, or four if three would not show on which side of the level it lies.
+
+    At the smallest that its draws can give it is an upper bound: "≤ 0.005".
+    """
     if not np.isfinite(p):
         return "unknown"
     if p < 0.001:
         return "<0.001"
+    if floor is not None and p <= floor * (1 + 1e-6):
+        return f"≤ {written_p(p)}"
     return f"{p:.4f}" if f"{p:.3f}" == f"{LEVEL:.3f}" else f"{p:.3f}"
 
 
@@ -582,5 +607,5 @@ def doubts(values: Estimate, i: int, j: int | None, digits: int = 3) -> dict[str
     if (p := decisive_p(values)) is not None:
         p_value = np.nan if j is None else float(p[i, j])
         marks = stars(p_value)
-        texts["p"] = f"{written_p(p_value)} {marks:<4}" if marks and digits > 2 else marks
+        texts["p"] = f"{written_p(p_value, values.p_floor)} {marks:<4}" if marks and digits > 2 else marks
     return texts
