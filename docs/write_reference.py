@@ -168,7 +168,7 @@ def _options(command: Any) -> list[Any]:
     from sosie.cli.options import GROUPS
 
     options = [each for each in command.params if each.name != "help"]
-    return sorted(options, key=lambda each: GROUPS.index(each.rich_help_panel))
+    return sorted(options, key=lambda each: [*GROUPS, each.rich_help_panel].index(each.rich_help_panel))
 
 
 def _parameter(parameter: Any) -> tuple[str, str, str]:

@@ -28,7 +28,7 @@ class Verb(TyperCommand):
         """Print the help; like typer's own, it leaves nothing in the formatter."""
         parameters: list[Any] = [each for each in self.get_params(ctx) if each.name != "help"]
         needed = [term(each) for each in parameters if each.required or each.param_type_name == "argument"]
-        parameters.sort(key=lambda each: GROUPS.index(each.rich_help_panel))
+        parameters.sort(key=lambda each: [*GROUPS, each.rich_help_panel].index(each.rich_help_panel))
         _print(ctx, self, needed, ((each.rich_help_panel, term(each), _meaning(each)) for each in parameters))
 
 
