@@ -61,7 +61,7 @@ def compare(
     """Which layers of models represent the same inputs alike?
 
     $ sosie compare small_cnn@demo-a.safetensors small_cnn@demo-b.safetensors --data demo --html c.html
-    $ sosie compare "small_cnn(seed=0)" "small_cnn(seed=1)" --data demo --measures "linear_cka,mutual_knn(k=5)"
+    $ sosie compare "small_cnn(seed=0)" "small_cnn(seed=1)" --data demo --measures "mutual_knn(k=5)"
     """
     from .. import engine, sketching
 
