@@ -32,26 +32,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "z"
 
 
-def test_help_names_every_verb() -> None:
-    found = zoo("--help").stdout
-    for verb in (
-        "init",
-        "add",
-        "list",
-        "remove",
-        "tag",
-        "fingerprint",
-        "check",
-        "export",
-        "import",
-        "compact",
-        "search",
-        "map",
-    ):
-        assert verb in found
-        assert zoo(verb, "--help").exit_code == 0
-
-
 def test_add_and_list(folder: Path) -> None:
     found = zoo("list", folder).stdout
     for text in ("small_cnn(seed=0)", "two", "small_cnn", "38,314", "clothes", "small", "2 of 2 models"):

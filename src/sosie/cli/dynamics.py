@@ -6,33 +6,46 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from . import options as opt
 
 
 def dynamics(
     runs: Annotated[
         list[str],
-        typer.Argument(
-            help="A folder that a recorder wrote, or two; or checkpoints in order of time (models as for compare, or "
-            "weights files)."
+        opt.argument(
+            opt.INPUTS,
+            "RUN",
+            "A folder that a recorder wrote, or two; or checkpoints in order of time (models as for compare, or "
+            "weights files).",
         ),
     ],
     steps: Annotated[
         str | None,
-        typer.Option(help="For checkpoints: the step of each, separated by commas (0,10,100); default: 0, 1, 2 …"),
+        opt.option(
+            opt.INPUTS,
+            "STEPS",
+            "For checkpoints: the step of each, e.g. 0,10,100.",
+            default="0, 1, 2 …",
+        ),
     ] = None,
     measures: Annotated[
         str | None,
-        typer.Option(help="Measures, separated by commas; default: atom_cosine, weight_cosine or debiased_cka."),
+        opt.option(
+            opt.COMPARED,
+            "NAMES",
+            "Measures, separated by commas.",
+            default="atom_cosine, weight_cosine or debiased_cka",
+        ),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="For checkpoints: compare activations on these data, as for compare.")
+        str | None,
+        opt.option(opt.INPUTS, "DATA", "For checkpoints: compare activations on these data, as for compare."),
     ] = None,
-    sites: Annotated[str | None, typer.Option(help="Sites: names and globs.")] = None,
+    sites: opt.Sites = None,
     rows: opt.Rows = "flatten",
-    max_rows: Annotated[int | None, typer.Option(min=4, help="Inputs for checkpoints (1024).")] = None,
+    max_rows: Annotated[
+        int | None, opt.option(opt.INPUTS, "N", "Inputs for checkpoints.", default="1024", min=4)
+    ] = None,
     batch: opt.Batch = 256,
     device: opt.Device = None,
     memory: opt.Memory = None,
@@ -40,7 +53,11 @@ def dynamics(
     html: opt.Html = None,
     full: opt.Full = False,
 ) -> None:
-    """Compare all recorded times of a run with each other: which layer settles when, and in which order."""
+    """Which layer settles when during training, and in which order?
+
+    $ sosie dynamics "small_cnn(seed=0)" small_cnn@demo-a.safetensors --data demo --steps 0,10
+    $ sosie dynamics "small_cnn(seed=0)" small_cnn@demo-a.safetensors --html d.html
+    """
     from .. import history
     from ..history.run_folder import is_run
 

@@ -11,19 +11,28 @@ from . import options as opt
 
 
 def extract(
-    model: Annotated[str, typer.Argument(help="A model, as for compare; base=MODEL gives it a name.")],
-    data: Annotated[str, typer.Option(help="Data to run it on, as for compare.")],
-    out: Annotated[Path, typer.Option(help="The file to write, .safetensors.")],
+    model: Annotated[str, opt.argument(opt.INPUTS, "MODEL", "A model, as for compare; base=MODEL gives it a name.")],
+    data: Annotated[str, opt.option(opt.INPUTS, "DATA", opt.DATA)],
+    out: Annotated[Path, opt.option(opt.OUTPUT, "FILE", "The file to write, .safetensors.")],
     sites: opt.Sites = None,
     rows: opt.Rows = "flatten",
     dtype: Annotated[
-        str | None, typer.Option(help="float16 or bfloat16 halve the file, float64 doubles it; else as computed.")
+        str | None,
+        opt.option(
+            opt.OUTPUT, "TYPE", "float16 or bfloat16 halve the file, float64 doubles it.", default="as computed"
+        ),
     ] = None,
     max_rows: opt.MaxRows = None,
     batch: opt.Batch = 256,
     device: opt.Device = None,
 ) -> None:
-    """Write a model's activations as rows into one file, in one pass, for `sosie compare` and other tools."""
+    """What does a model make of my data, at every site?
+
+    $ sosie extract small_cnn@demo-a.safetensors --data demo --out a.safetensors
+    $ sosie extract "small_cnn(seed=0)" --data demo --sites "relu*" --dtype float16 --out a.safetensors
+
+    Writes the activations as rows into one file, in one pass, for `sosie compare` and other tools.
+    """
     from ..capture import open_activations
     from ..engine import extract as write
     from ..results import counted

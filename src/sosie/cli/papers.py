@@ -12,13 +12,24 @@ from typing import Annotated
 
 import typer
 
+from . import options as opt
+
 
 def papers(
     context: typer.Context,
-    name: Annotated[str | None, typer.Argument(help="Run this one; further arguments go to its run.py.")] = None,
-    folder: Annotated[Path | None, typer.Option(help="The folder papers/ of the repository of sosie.")] = None,
+    name: Annotated[
+        str | None, opt.argument(opt.INPUTS, "NAME", "Run this one; further arguments go to its run.py.")
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        opt.option(opt.INPUTS, "FOLDER", "The folder papers/ of the repository of sosie.", default="searched for"),
+    ] = None,
 ) -> None:
-    """List the papers with their claims, or run one: `sosie papers frankenstein --small`."""
+    """Which claims of published papers hold when they are run again?
+
+    $ sosie papers
+    $ sosie papers frankenstein --small
+    """
     root = folder or _find()
     folders = sorted(path.parent for path in root.glob("*/expected.toml"))
     if name is None:
