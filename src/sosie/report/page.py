@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from ..papers import cited
 from ..results import Estimate
 from .colour import data_scale, full_scale
-from .words import direction
+from .words import direction, visible
 
 _FOLDER = Path(__file__).with_name("page")
-_EVERY_SCRIPT = ("dom", "labels", "tip", "parts", "scroll")  # of every page, before its own
+_EVERY_SCRIPT = ("dom", "labels", "tip", "download", "parts", "scroll")  # of every page, before its own
 # Equal in a JSON string, but in HTML they cannot end the script or start a tag.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
@@ -84,9 +85,11 @@ def packed(array: np.ndarray) -> str:
 
 
 def reading(values: Estimate) -> dict[str, Any]:
-    """How to read the values of a measure: the direction, and the ends of both colour scales."""
+    """How to read the values of a measure: what they are, the direction, and the ends of both colour scales."""
     full, data = full_scale(values), data_scale(values)
     return {
+        "meaning": visible(values.meaning) if values.meaning else "",
+        "papers": [[paper.short, paper.link] for paper in cited(values.paper) if paper.link],
         "closer": values.closer,
         "direction": direction(values.closer),
         "full": [full.far, full.alike],

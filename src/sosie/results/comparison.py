@@ -32,6 +32,8 @@ ESTIMATE = {  # arrays are checked as they are read
     "bounds": [(float, None)],
     "same": (float, None),
     "caveats": [{"text": str, "site_a": (None, str), "site_b": (None, str), "undefined?": bool}],
+    "meaning?": str,
+    "paper?": str,
 }
 COMPARISON = {
     "side_a": SIDE,
@@ -131,6 +133,8 @@ class Estimate:
     p_search: Array | None = None  # how often it gives one anywhere in the matrix
     block_error: Array | None = None  # of values from blocks of rows: how far the value from all rows may be (95 %)
     caveats: tuple[Caveat, ...] = ()
+    meaning: str = ""  # a sentence on what the number is: the first line of the measure's docstring
+    paper: str = ""  # the keys of `sosie.papers.PAPERS` that the measure cites
 
     @classmethod
     def of(
@@ -158,6 +162,8 @@ class Estimate:
             bounds=facts.bounds,
             same=facts.same,
             caveats=tuple(caveats),
+            meaning=getattr(facts, "summary", ""),
+            paper=getattr(facts, "paper", ""),
             **{name: None if array is None else np.where(undefined, np.nan, array) for name, array in beside.items()},
         )
 
@@ -183,7 +189,8 @@ class Estimate:
             raise ValueError(f"bounds go from {low} to {high}")
         plain = {name: content[name] for name in ("n", "statistic", "closer", "same")}
         caveats = (Caveat(c["text"], c["site_a"], c["site_b"], c.get("undefined", False)) for c in content["caveats"])
-        return cls(**arrays, **plain, bounds=(low, high), caveats=tuple(caveats))
+        about = {name: content.get(name, "") for name in ("meaning", "paper")}
+        return cls(**arrays, **plain, **about, bounds=(low, high), caveats=tuple(caveats))
 
     @property
     def score(self) -> Array | None:

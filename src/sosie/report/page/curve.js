@@ -8,6 +8,7 @@ const LINES = [
 
 // Layers that were paired one to one have only one partner.
 function linesOf(found) {
+  if (found.pair.stitched && found.pair.inOrder) return [{ ...LINES[0], title: "stitched there" }];
   if (found.pair.shifted) return [{ ...LINES[0], title: "same shift" }];
   return found.pair.inOrder ? LINES.slice(0, 1) : LINES;
 }
@@ -18,10 +19,27 @@ function curve(found) {
     lines: (plan) => [
       ...linesOf(found).map(({ kind, className }) => band(found, plan, kind, className)),
       ...chance(found, plan),
+      ...ownOf(found).map(({ value, className }) => line({ ...plan, pitch: 0 }, () => value, className)),
       ...linesOf(found).map(({ kind, className }) => line(plan, (i) => valueAt(found, kind, i), className)),
       nothingDrawn(plan, linesOf(found).flatMap(({ kind }) => found.a.sites.map((_, i) => valueAt(found, kind, i)))),
     ],
   });
+}
+
+// What both networks reach themselves, beside what a stitched network does.
+function ownOf({ pair, measure, a, b }) {
+  return (pair.stitched?.own[measure.name] ?? []).map((value, k) => ({ value, title: `${k ? b.name : a.name} itself`, className: k ? "line-index-2" : "line-index-1" }));
+}
+
+// The numbers of the curves, a line for each layer of A.
+function curveTable(found) {
+  const kinds = ["value", "low", "high", "null"].filter((kind) => found.measure[kind]);
+  const lines = linesOf(found);
+  return [["site_a", ...lines.flatMap(({ title }) => [`site_b ${title}`, ...kinds.map((kind) => `${kind} ${title}`)])],
+    ...found.a.sites.map((site, i) => [site, ...lines.flatMap(({ kind }) => {
+      const j = found.measure[kind][i];
+      return [j === null ? "" : found.b.sites[j], ...kinds.map((what) => found.at(what, i, j))];
+    })])];
 }
 
 // Lines over the layers of A, with a ruler that follows the pointer and arrow keys.
@@ -65,7 +83,7 @@ function curvePlan(found, width, ends) {
   };
 }
 
-// The ends of the colour scale, widened to include the curves; if stretched, those of the curves.
+// A little beyond the curves, their intervals and chance, or the whole scale.
 function curveEnds(found) {
   const held = found.a.sites.flatMap((_, i) => [chanceEdge(found, -1)(i), chanceEdge(found, 1)(i)]);
   for (const { kind } of linesOf(found)) {
@@ -73,9 +91,7 @@ function curveEnds(found) {
       for (const what of ["value", "low", "high"]) held.push(valueAt(found, kind, i, what));
     }
   }
-  const numbers = held.filter((value) => value !== null);
-  if (!state.stretched || !numbers.length) numbers.push(...found.ends);
-  const [low, high] = endsOf(numbers);
+  const [low, high] = axisEnds([...held, ...ownOf(found).map(({ value }) => value)], found.scale.full, state.whole);
   return found.scale.closer === "up" ? [low, high] : [high, low];
 }
 

@@ -31,6 +31,16 @@ function endsOf(numbers) {
   return size ? [low - size / 2, high + size / 2] : [-0.5, 0.5];
 }
 
+// The ends of an axis: a little beyond the values, or the whole scale; at least what is drawn.
+function axisEnds(values, full, whole) {
+  const known = values.filter((value) => value !== null);
+  if (whole || !known.length) return endsOf([...known, ...full]);
+  const [low, high] = endsOf(known);
+  const margin = 0.05 * (high - low);
+  const [least, most] = [Math.min(...full, ...known), Math.max(...full, ...known)];
+  return endsOf([Math.max(low - margin, least), Math.min(high + margin, most)]);
+}
+
 // Round numbers between two ends, about `count` of them.
 function ticksBetween(low, high, count) {
   const rough = (high - low) / Math.max(count, 1);
