@@ -38,6 +38,8 @@ function csv([heads, ...lines]) {
 
 // A drawing that no longer needs the page's style sheet.
 function standalone(svg) {
+  const loose = !svg.isConnected;
+  if (loose) content.append(svg); // styles are only known of what is in the page
   const copy = svg.cloneNode(true);
   const looks = [
     "fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "paint-order",
@@ -52,11 +54,16 @@ function standalone(svg) {
     node.removeAttribute("class");
   });
   copy.querySelectorAll("[visibility=hidden]").forEach((node) => node.remove());
-  const [width, height] = [svg.clientWidth + 2 * MARGIN, svg.clientHeight + 2 * MARGIN];
+  if (loose) svg.remove();
+  const [width, height] = outer(svg);
   const place = { x: -MARGIN, y: -MARGIN, width, height };
   filled(copy, { width, height, viewBox: Object.values(place).join(" ") });
   copy.prepend(shape("rect", { ...place, fill: getComputedStyle(document.body).backgroundColor }));
   return new XMLSerializer().serializeToString(copy);
+}
+
+function outer(svg) {
+  return ["width", "height"].map((side) => Number(svg.getAttribute(side)) + 2 * MARGIN);
 }
 
 function saveSvg(svg, name) {
@@ -65,7 +72,7 @@ function saveSvg(svg, name) {
 
 function savePng(svg, name) {
   const image = new Image();
-  const [width, height] = [svg.clientWidth + 2 * MARGIN, svg.clientHeight + 2 * MARGIN];
+  const [width, height] = outer(svg);
   image.addEventListener("load", () => {
     const canvas = element("canvas", { width: width * 2, height: height * 2 });
     canvas.getContext("2d").drawImage(image, 0, 0, width * 2, height * 2);

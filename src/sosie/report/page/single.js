@@ -65,8 +65,8 @@ function track(found) {
     shape("line", { class: "track", x1: 6, x2: TRACK - 6, y1: 10, y2: 10 }),
     ...[6, TRACK - 6].map((end) => shape("line", { class: "track", x1: end, x2: end, y1: 5, y2: 15 })),
     low === null || high === null ? null
-      : shape("line", { class: "reach", x1: Math.min(x(low), x(high)) - 1, x2: Math.max(x(low), x(high)) + 1, y1: 10, y2: 10 }),
-    shape("circle", { class: "at", cx: x(value), cy: 10, r: 4 }),
+      : shape("line", { class: "track-range", x1: Math.min(x(low), x(high)) - 1, x2: Math.max(x(low), x(high)) + 1, y1: 10, y2: 10 }),
+    shape("circle", { class: "track-dot", cx: x(value), cy: 10, r: 4 }),
   ]);
 }
 
