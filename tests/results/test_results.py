@@ -245,6 +245,8 @@ def test_the_sentence_counts_best_matches_that_chance_would_hardly_give() -> Non
 
 
 def test_p_values_are_written_so_that_the_level_can_be_told() -> None:
+    assert [written_p(least, least) for least in (1 / 201, 1 / 1001, 1 / 301)] == ["≤ 0.005", "≤ 0.001", "≤ 0.004"]
+    assert written_p(2 / 201, 1 / 201) == "0.010"
     assert [written_p(p) for p in (1e-9, 0.001, 0.0123, 0.0499, 0.0501, 0.5, 1.0)] == [
         "<0.001",
         "0.001",

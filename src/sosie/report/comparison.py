@@ -451,6 +451,7 @@ def _measure(comparison: Comparison, name: str, brief: bool) -> dict[str, Any]:
         "counted": _counted(comparison, name),
         "statistic": visible(values.statistic),
         "same": values.same,
+        "leastP": values.least_p,
         "extent": extent(values.bounds),
         "caveats": [
             {"text": d.text, "reach": d.reach, "all": d.everywhere, "where": [] if d.everywhere else d.where}

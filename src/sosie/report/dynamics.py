@@ -110,13 +110,15 @@ def sentence(dynamics: Dynamics, measure: str) -> str:
     else:
         text += " and was not within 0.99 of its last state before that"
     order = dynamics.order(measure=measure)
-    if known.keys() - {dynamics.sites[most]}:
-        early = min(known, key=lambda site: known[site])
-        text += f"; {in_a_sentence(early)} settled first (step {known[early]})"
+    others = {site: step for site, step in known.items() if site != dynamics.sites[most]}
+    early, late = (pick(known, key=known.__getitem__) for pick in (min, max))
+    for site, place in ((early, "first"), (late, "last")):
+        if site in others and known[early] < known[late]:
+            text += f"; {in_a_sentence(site)} settled {place} (step {known[site]})"
     if order.correlation is None or len(known) < 3 or len(known) < len(settled):  # of two it is always 1 or -1
         return f"{text}."
     way = "bottom-up" if order.correlation > 0 else "top-down" if order.correlation < 0 else "neither way"
-    return f"{text}. Step and depth correlate by {order.correlation:+.2f} over {len(known)} sites ({way})."
+    return f"{text}; step and depth correlate by {order.correlation:+.2f} over {len(known)} sites ({way})."
 
 
 def _caveats(dynamics: Dynamics, measure: str) -> list[str]:

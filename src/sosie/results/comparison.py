@@ -33,6 +33,7 @@ ESTIMATE = {  # arrays are checked as they are read
     "same": (float, None),
     "caveats": [{"text": str, "site_a": (None, str), "site_b": (None, str), "undefined?": bool}],
     "meaning?": str,
+    "least_p?": (float, None),
     "paper?": str,
 }
 COMPARISON = {
@@ -113,6 +114,7 @@ class Chance:
     p: Array | None = None
     p_search: Array | None = None
     rows: int | None = None  # rows of the draws, if fewer than those of the value
+    least_p: float | None = None  # the smallest that the draws can give
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,7 @@ class Estimate:
     block_error: Array | None = None  # of values from blocks of rows: how far the value from all rows may be (95 %)
     caveats: tuple[Caveat, ...] = ()
     meaning: str = ""  # a sentence on what the number is: the first line of the measure's docstring
+    least_p: float | None = None  # the smallest p that the draws can give
     paper: str = ""  # the keys of `sosie.papers.PAPERS` that the measure cites
 
     @classmethod
@@ -162,6 +165,7 @@ class Estimate:
             bounds=facts.bounds,
             same=facts.same,
             caveats=tuple(caveats),
+            least_p=None if chance is None or chance.p is None else chance.least_p,
             meaning=getattr(facts, "summary", ""),
             paper=getattr(facts, "paper", ""),
             **{name: None if array is None else np.where(undefined, np.nan, array) for name, array in beside.items()},
@@ -190,7 +194,9 @@ class Estimate:
         plain = {name: content[name] for name in ("n", "statistic", "closer", "same")}
         caveats = (Caveat(c["text"], c["site_a"], c["site_b"], c.get("undefined", False)) for c in content["caveats"])
         about = {name: content.get(name, "") for name in ("meaning", "paper")}
-        return cls(**arrays, **plain, **about, bounds=(low, high), caveats=tuple(caveats))
+        return cls(
+            **arrays, **plain, **about, least_p=content.get("least_p"), bounds=(low, high), caveats=tuple(caveats)
+        )
 
     @property
     def score(self) -> Array | None:
@@ -552,10 +558,16 @@ def correction(values: Estimate) -> str:
     return "not corrected for the search" if values.p_search is None else "corrected for the search"
 
 
-def written_p(p: float) -> str:
-    """A p-value with three decimals, or four if three would not show on which side of the level it lies."""
+def written_p(p: float, least: float | None = None) -> str:
+    """A p-value with three decimals, or four if three would not show on which side of the level it lies.
+
+    The least that the draws can give is an upper limit: "≤ 0.005".
+    """
     if not np.isfinite(p):
         return "unknown"
+    if least is not None and p <= least * (1 + 1e-6):
+        unit = 10.0 ** np.floor(np.log10(least))
+        return f"≤ {np.ceil(least / unit - 1e-6) * unit:.1g}"
     if p < 0.001:
         return "<0.001"
     return f"{p:.4f}" if f"{p:.3f}" == f"{LEVEL:.3f}" else f"{p:.3f}"
@@ -579,5 +591,5 @@ def doubts(values: Estimate, i: int, j: int | None, digits: int = 3) -> dict[str
     if (p := decisive_p(values)) is not None:
         p_value = np.nan if j is None else float(p[i, j])
         marks = stars(p_value)
-        texts["p"] = f"{written_p(p_value)} {marks:<4}" if marks and digits > 2 else marks
+        texts["p"] = f"{written_p(p_value, values.least_p)} {marks:<4}" if marks and digits > 2 else marks
     return texts

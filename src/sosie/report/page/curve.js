@@ -83,16 +83,29 @@ function curvePlan(found, width, ends) {
   };
 }
 
-// A little beyond the curves, their intervals and chance, or the whole scale.
+// A little beyond the curves and their intervals, or the whole scale; chance belongs to it unless it is far off.
 function curveEnds(found) {
-  const held = found.a.sites.flatMap((_, i) => [chanceEdge(found, -1)(i), chanceEdge(found, 1)(i)]);
-  for (const { kind } of linesOf(found)) {
-    for (let i = 0; i < found.a.sites.length; i += 1) {
-      for (const what of ["value", "low", "high"]) held.push(valueAt(found, kind, i, what));
-    }
-  }
-  const [low, high] = axisEnds([...held, ...ownOf(found).map(({ value }) => value)], found.scale.full, state.whole);
+  const values = [...curveValues(found), ...(chanceIsFar(found) ? [] : chanceValues(found))];
+  const [low, high] = axisEnds(values, found.scale.full, state.whole);
   return found.scale.closer === "up" ? [low, high] : [high, low];
+}
+
+function curveValues(found) {
+  const kinds = linesOf(found).flatMap(({ kind }) => ["value", "low", "high"].map((what) => [kind, what]));
+  return [...kinds.flatMap(([kind, what]) => found.a.sites.map((_, i) => valueAt(found, kind, i, what))), ...ownOf(found).map(({ value }) => value)];
+}
+
+function chanceValues(found) {
+  return found.a.sites.flatMap((_, i) => [chanceEdge(found, -1)(i), chanceEdge(found, 1)(i)]);
+}
+
+// Whether chance would squeeze the curves together.
+function chanceIsFar(found) {
+  const [values, far] = [curveValues(found), chanceValues(found)].map((some) => some.filter((value) => value !== null));
+  if (state.whole || !values.length || !far.length) return false;
+  const [low, high] = endsOf(values);
+  const [least, most] = endsOf([...values, ...far]);
+  return most - least > 2.5 * (high - low);
 }
 
 function line(plan, value, className) {
@@ -101,7 +114,7 @@ function line(plan, value, className) {
 }
 
 function chance(found, plan) {
-  if (!found.measure.null) return [];
+  if (!found.measure.null || chanceIsFar(found)) return [];
   const level = line({ ...plan, pitch: 0 }, (i) => valueAt(found, "partner", i, "null"), "line-chance");
   return [ribbon(plan, chanceEdge(found, -1), chanceEdge(found, 1), "line-chance"), level];
 }

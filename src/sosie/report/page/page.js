@@ -65,7 +65,8 @@ function mapFigure(found) {
 
 function curveFigure(found) {
   const title = found.measure.null_spread ? "by chance, ± spread" : "by chance";
-  const chance = found.measure.null ? [{ title, className: "line-chance" }] : [];
+  const far = chanceIsFar(found); // the whole range shows it
+  const chance = found.measure.null ? [{ title: far ? "chance is far off: see the whole range" : title, className: "line-chance" }] : [];
   const legends = [...linesOf(found), ...ownOf(found), ...chance].map((each) => legend(each.className, named(each.title, "words")));
   const drawn = curve(found);
   return figure(found.pair.shifted ? "Both under the same shift" : "From the first layer to the last",
