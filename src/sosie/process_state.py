@@ -173,11 +173,11 @@ def random_state() -> list[Any]:
 
 
 @contextmanager
-def other_random_state() -> Iterator[None]:
-    """Use other random numbers than those that would come next; restore the states afterwards."""
+def other_random_state(number: int = 0) -> Iterator[None]:
+    """Use other random numbers than those that would come next, by number; restore the states afterwards."""
     with kept_random_state():
         if _is_alone():
-            seed = torch.initial_seed() % 2**31 + 1
+            seed = torch.initial_seed() % 2**31 + 1 + number
             torch.default_generator.manual_seed(seed)
             if torch.cuda.is_initialized():
                 torch.cuda.manual_seed_all(seed)
@@ -218,24 +218,29 @@ def products(*, tf32: bool = False) -> Iterator[None]:
 class _Matmul:
     """The precision of float32 products on a GPU: the highest that any thread has requested."""
 
+    # Since torch 2.9 a word, of which "ieee" comes before "tf32"; until then whether TF32 is allowed.
+    _has_words = hasattr(torch.backends.cuda.matmul, "fp32_precision")
+    setting = "fp32_precision" if _has_words else "allow_tf32"
+    values = {"ieee": "ieee", "tf32": "tf32"} if _has_words else {"ieee": False, "tf32": True}
+
     def __init__(self) -> None:
         self._lock = forkable(threading.RLock())
-        self._requests: list[str] = []
+        self._requests: list[Any] = []
 
     @contextmanager
     def at(self, precision: str) -> Iterator[None]:
         matmul = torch.backends.cuda.matmul
         with self._lock:
             if not self._requests:
-                self._before = matmul.fp32_precision
-            self._requests.append(precision)
-            matmul.fp32_precision = min(self._requests)  # "ieee" comes before "tf32"
+                self._before = getattr(matmul, self.setting)
+            self._requests.append(self.values[precision])
+            setattr(matmul, self.setting, min(self._requests))
         try:
             yield
         finally:
             with self._lock:
-                self._requests.remove(precision)
-                matmul.fp32_precision = min(self._requests, default=self._before)
+                self._requests.remove(self.values[precision])
+                setattr(matmul, self.setting, min(self._requests, default=self._before))
 
 
 _MATMUL = _Matmul()

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, TensorDataset
 
+import sosie
 from sosie.capture import Batches, recut
 
 Pair = namedtuple("Pair", "x y")
@@ -284,6 +285,7 @@ def test_a_decoders_tokens_are_padded_by_their_own_mask_or_not_at_all():
         ([{"x": torch.ones(3, 4)}, {"x": torch.ones(3, 6)}], r"\(4,\) and \(6,\).*attention_mask"),
         ([{"x": torch.ones(3, 4)}, {"y": torch.ones(3, 4)}], "dict of x and dict of y"),
         ([torch.ones(3, 4), (torch.ones(3, 4),)], "Tensor and tuple of 1"),
+        ([{"x": torch.ones(4, 2), "scale": scale} for scale in (0.1, 50.0)], r"scale=0\.1 and scale=50\.0"),
         (
             [{"attention_mask": torch.ones(2, 4, 4)}, {"attention_mask": torch.ones(2, 6, 6)}],
             r"attention_mask of shape \(2, 4, 4\) cannot be padded",
@@ -318,3 +320,35 @@ def test_a_loader_that_fills_one_buffer_again_and_again() -> None:
 
     chunks = [chunk.batch.clone() for chunk in recut(batches(), block=4)]
     assert torch.equal(torch.cat(chunks), x)
+
+
+IDS = torch.randint(1, 50, (40, 6), generator=torch.Generator().manual_seed(0))
+MASK = (torch.arange(6) < torch.arange(40)[:, None] % 5 + 2).long()
+MASKED = IDS * MASK
+EMBEDDED = torch.nn.Sequential(torch.nn.Embedding(50, 6), torch.nn.Flatten(), torch.nn.Linear(36, 3))
+
+
+@pytest.mark.parametrize("parts", [(MASKED, MASK), (IDS, torch.ones_like(IDS)), (IDS, IDS > 9), Pair(IDS, IDS)])
+@pytest.mark.parametrize(
+    "door",
+    [
+        lambda data, folder: sosie.compare(EMBEDDED, EMBEDDED, data),
+        lambda data, folder: sosie.compare_outputs(EMBEDDED, EMBEDDED, data),
+        lambda data, folder: sosie.sketch(EMBEDDED, data),
+        lambda data, folder: sosie.stitch(EMBEDDED, "1", EMBEDDED, "1", data),
+        lambda data, folder: sosie.Zoo(folder / "zoo", data=data),
+    ],
+)
+def test_a_tuple_that_may_be_one_batch_is_refused_everywhere(parts, door, tmp_path):
+    with pytest.raises(ValueError, match=r"several batches, .* give \[\(x, y\)\], .*'attention_mask'"):
+        door(parts, tmp_path)
+
+
+@pytest.mark.parametrize("data", [torch.ones(100, 6), IDS, MASK, MASK > 0, torch.randint(0, 2, (65, 3))])
+def test_a_tensor_that_was_split_is_several_batches(data):
+    assert torch.equal(torch.cat(list(Batches(data.split(16)))), data)
+
+
+def test_options_that_stay_the_same_in_a_chunk_pass():
+    batches = [{"x": torch.ones(4, 2), "scale": scale} for scale in (1.0, 2.0)]
+    assert [chunk.batch["scale"] for chunk in recut(batches, block=4)] == [1.0, 2.0]

@@ -223,14 +223,14 @@ def test_the_demo_says_and_keeps_what_its_networks_give(tmp_path: Path) -> None:
     # Of fewer images: most of the time goes into comparing 12 × 12 layers on 1,000.
     (tmp_path / "fewer.py").write_text(
         "import functools\nimport sosie.data\nfrom sosie.cli.main import run\n"
-        "sosie.data.open_images = functools.partial(sosie.data.open_images, limit=200)\nrun()\n"
+        "sosie.data.open_images = functools.partial(sosie.data.open_images, max_rows=200)\nrun()\n"
     )
     done = run("demo", "--epochs", "1", "--out", "tried.html", cwd=tmp_path, script="fewer.py")
     assert done.returncode == 0, done.stderr
     assert "the same 200 images" in done.stdout
     for name in ("tried.html", "tried-stitched.html"):
         assert "<html" in (tmp_path / name).read_text("utf-8")
-    train, test = (open_images("demo", split=split, limit=200) for split in ("train", "test"))
+    train, test = (open_images("demo", split=split, max_rows=200) for split in ("train", "test"))
     networks = []
     for letter, seed in (("a", 0), ("b", 1)):
         networks.append(open_model(f"small_cnn@{tmp_path / f'tried-{letter}.safetensors'}").model)

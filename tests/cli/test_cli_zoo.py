@@ -25,7 +25,7 @@ def zoo(*arguments: object) -> Result:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = zoo("init", tmp_path / "z", "--data", "demo", "--inputs", 16, "--size", 32, "--kinds", "cka,weights")
+    made = zoo("init", tmp_path / "z", "--data", "demo", "--max-rows", 16, "--size", 32, "--kinds", "cka,weights")
     assert made.exit_code == 0, made.output
     assert "16 inputs of hash" in made.stdout
     assert zoo("add", tmp_path / "z", *MODELS, "--tag", "small", "--task", "clothes").exit_code == 0
@@ -94,7 +94,7 @@ def test_tag_remove_compact(folder: Path) -> None:
     assert "MiB given back" in zoo("compact", folder).stdout
     missing = run("zoo", "remove", str(folder), "twoo")
     assert missing.returncode == 1
-    assert missing.stderr.strip() == f"error: no model 'twoo' in {folder}"
+    assert missing.stderr.strip() == f"error: no model 'twoo' in {folder}; there are small_cnn(seed=0)"
 
 
 def test_check_and_repair(folder: Path) -> None:
@@ -210,7 +210,7 @@ def test_workers(folder: Path) -> None:
         ("clusters", ["-k", "2"], "2 models in 2 clusters"),
         ("duplicates", ["--threshold", "0.5"], "duplicate"),
         ("family", ["two"], "small_cnn(seed=0) is most like two"),
-        ("recommend", ["--data", "demo", "--inputs", "30", "--probe-layer", "-2"], "comes first by probe_accuracy"),
+        ("recommend", ["--data", "demo", "--max-rows", "30", "--probe-layer", "-2"], "comes first by probe_accuracy"),
     ],
 )
 def test_questions(folder: Path, tmp_path: Path, verb: str, arguments: list[str], said: str) -> None:

@@ -138,6 +138,7 @@ def test_the_class_token_never_goes() -> None:
 
 
 def test_training_on_masks_is_evaluation_without_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)  # with another, two gates may be as good as equal: then rounding decides
     model, counts = lively(keep=0.6), iter([9, 5, 3])
 
     def best(log_probabilities: Tensor, before: Tensor | None = None) -> Tensor:

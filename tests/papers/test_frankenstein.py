@@ -25,7 +25,7 @@ WEIGHTS = (
 def needed() -> None:
     try:
         for name in ("cifar10", "cifar100", "fashion-mnist"):
-            open_images(name, split="train", limit=1)
+            open_images(name, split="train", max_rows=1)
         for name in WEIGHTS:
             find_file(name, "SOSIE_WEIGHTS")
     except FileNotFoundError as error:

@@ -16,7 +16,7 @@ PAPER = PAPERS / "wcka"
 def test_the_smoke_run(tmp_path: Path) -> None:
     try:
         for split in ("train", "test"):
-            open_images("mnist", split=split, limit=1)
+            open_images("mnist", split=split, max_rows=1)
     except FileNotFoundError as error:
         pytest.skip(f"MNIST is not at hand: {error}")
     results = tmp_path / "results"

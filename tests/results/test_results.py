@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import sosie
 from sosie import files
 from sosie.files import DamagedFile, write_atomically
+from sosie.report import write_report
 from sosie.results import (
     Caveat,
     Comparison,
@@ -25,6 +26,7 @@ from sosie.results import (
     Estimate,
     Side,
     by_chance,
+    doubts,
     same_depth,
     stars,
     summarise,
@@ -244,9 +246,20 @@ def test_the_sentence_counts_best_matches_that_chance_would_hardly_give() -> Non
     assert "chance" not in told(p=None, p_search=None)
 
 
+def test_a_p_value_at_its_floor_is_a_bound(tmp_path: Path) -> None:
+    """Of 200 draws none was as close: p is at most 1 / 201."""
+    assert written_p(1 / 201, 1 / 201) == "≤ 0.005"
+    assert written_p(1 / 5001, 1 / 5001) == "<0.001"
+    x = np.random.default_rng(0).normal(size=(256, 6))
+    found = sosie.compare({"a": x}, {"a": x}, null="permutation", draws=200)
+    found = sosie.load(found.save(tmp_path / "c.json"))
+    assert found["debiased_cka"].p_floor == pytest.approx(1 / 201)
+    assert doubts(found["debiased_cka"], 0, 0)["p"].startswith("≤ 0.005")
+    page = write_report(found, tmp_path / "c.html").read_text()
+    assert '"pFloor":0.0049' in page.replace(" ", "")
+
+
 def test_p_values_are_written_so_that_the_level_can_be_told() -> None:
-    assert [written_p(least, least) for least in (1 / 201, 1 / 1001, 1 / 301)] == ["≤ 0.005", "≤ 0.001", "≤ 0.004"]
-    assert written_p(2 / 201, 1 / 201) == "0.010"
     assert [written_p(p) for p in (1e-9, 0.001, 0.0123, 0.0499, 0.0501, 0.5, 1.0)] == [
         "<0.001",
         "0.001",

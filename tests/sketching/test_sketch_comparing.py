@@ -102,6 +102,14 @@ def test_one_input_that_differs_is_noticed() -> None:
         sosie.compare(made(), made(1, two))
 
 
+@pytest.mark.parametrize("size", [None, 32])
+def test_another_order_of_inputs_far_from_zero_is_noticed(size: int | None) -> None:
+    far = (rows() / 300 + 100).float().double()
+    sosie.compare(made(0, far, size=size), made(1, far + 1e-7, size=size))
+    with pytest.raises(NotShared, match="another order"):
+        sosie.compare(made(0, far, size=size), made(1, far.flip(0), size=size))
+
+
 def test_the_networks_may_differ_in_everything_else() -> None:
     x = torch.randn(30, 2, 4, 4, generator=torch.Generator().manual_seed(0)).double()
     a = sketch(built(InPlace), x.split(7), sites=["b1", "fc"], size=16)

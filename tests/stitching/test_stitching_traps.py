@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -174,3 +175,39 @@ def test_networks_may_differ_in_precision() -> None:
         assert answers.dtype == torch.float32
         torch.testing.assert_close(answers, plain.model(x), rtol=off, atol=off)
     assert coarse[0].weight.dtype == torch.bfloat16
+
+
+class Halved(nn.Module):
+    """Halves its input, in place or not."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.layers, self.in_place = mlp(0).double(), in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x.mul_(0.5) if self.in_place else x * 0.5)
+        return out
+
+
+def test_a_model_that_changes_its_input_in_place_is_stitched() -> None:
+    other, x = mlp(1, 6).double(), rows()
+    for a_first in (True, False):
+        models = [Halved(in_place) for in_place in (True, False)]
+        pairs = [((m, "layers.2", other, "2") if a_first else (other, "2", m, "layers.2")) for m in models]
+        one, two = (layer(sosie.stitch(*pair, x)) for pair in pairs)
+        assert torch.equal(one, two)
+    assert torch.equal(x, rows())
+
+
+@pytest.mark.parametrize("batch", [1, 20])
+@pytest.mark.parametrize("fit", ["least_squares", "task_loss(epochs=2)"])
+def test_a_loader_that_fills_one_buffer_again_and_again(batch: int, fit: str) -> None:
+    a, b, x = mlp(0).double(), mlp(1, 6).double(), rows(60)
+
+    def batches() -> Iterator[Tensor]:
+        buffer = torch.empty(batch, 5, dtype=torch.float64)
+        for part in x.split(batch):
+            yield buffer.copy_(part)
+
+    found, expected = (sosie.stitch(a, "2", b, "2", data, fit=fit) for data in (batches(), list(x.split(batch))))
+    assert torch.equal(layer(found), layer(expected))

@@ -97,7 +97,7 @@ def test_state_dicts_and_files_that_do_not_fit(tmp_path: Path) -> None:
         ({"measures": "linear_cka"}, "linear_cka: of layers.*use compare"),
         ({"measures": []}, "no measures asked for"),
         ({"probes": 10}, "probes must be a whole number of at least 256"),
-        ({"null": "permutation"}, "'weights', or None"),
+        ({"null": "permutation"}, "'weights' or None"),
         ({"match": "rows"}, "match must be .*'rows'"),
         ({"base": dense([6, 2])}, "base= is for measures of tensors"),
         ({"sites_a": "nothing"}, "no module is called 'nothing'"),

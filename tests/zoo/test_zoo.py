@@ -11,6 +11,7 @@ import pytest
 import torch
 from made_prints import INPUTS, PROBE, SIZE, N, made, new_zoo, same
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import sosie
 from sosie.files import DamagedFile
@@ -61,12 +62,22 @@ def test_the_probe_set_is_kept(data: object, tmp_path: Path) -> None:
     assert kept.n == Probe.of(data).n
 
 
+def test_data_that_can_be_read_once_or_come_in_another_order_make_a_zoo(tmp_path: Path) -> None:
+    x = torch.randn(40, 3)
+    loader = DataLoader(TensorDataset(x), batch_size=8, shuffle=True)
+    for name, data in (("once", iter(x.split(8))), ("shuffled", loader)):
+        assert Zoo(tmp_path / name, data=data, inputs=40).settings.n == 40
+        assert Zoo(tmp_path / name).probe.n == 40
+    with pytest.raises(ValueError, match=r"another probe set.*a loader that shuffles"):
+        Zoo(tmp_path / "shuffled", data=loader)
+
+
 def test_as_many_inputs_are_taken_as_at_first(tmp_path: Path) -> None:
     more = torch.arange(60.0).reshape(20, 3)
-    assert Zoo(tmp_path / "z", more, inputs=8).probe.n == 8
+    assert Zoo(tmp_path / "z", more, max_rows=8).probe.n == 8
     assert Zoo(tmp_path / "z", more).probe.n == 8
     with pytest.raises(ValueError, match=r"8 inputs of hash .* 12 of hash"):
-        Zoo(tmp_path / "z", more, inputs=12)
+        Zoo(tmp_path / "z", more, max_rows=12)
 
 
 def test_another_probe_set_is_refused_naming_both(tmp_path: Path) -> None:

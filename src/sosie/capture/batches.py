@@ -47,7 +47,12 @@ def cut(batch: Any, start: int, stop: int) -> Any:
     return rebuild(lambda leaf: leaf[start:stop], batch)
 
 
-def join(batches: Sequence[Any]) -> Any:
+def copied(batch: Any) -> Any:
+    """Copy a batch, lists too, so that later changes of the original do not reach it."""
+    return rebuild(lambda leaf: list(leaf) if isinstance(leaf, list) else _moved(leaf, None), batch)
+
+
+def join(batches: Sequence[Any], name: str = "batch") -> Any:
     """Concatenate batches of one structure; a single batch is returned without a copy."""
     if len(batches) == 1:
         return batches[0]
@@ -59,9 +64,9 @@ def join(batches: Sequence[Any]) -> Any:
         for mask in (MASK, DECODER_MASK):
             if mask in first:
                 batches = _pad_tokens(batches, mask)
-        return {key: join([batch[key] for batch in batches]) for key in first}
+        return {key: join([batch[key] for batch in batches], str(key)) for key in first}
     if is_parts(first):
-        return like(first, [join(parts) for parts in zip(*batches, strict=True)])
+        return like(first, [join(parts, name) for parts in zip(*batches, strict=True)])
     if isinstance(first, Tensor):
         shapes = sorted({tuple(tensor.shape[1:]) for tensor in batches})
         if len(shapes) > 1:
@@ -72,6 +77,11 @@ def join(batches: Sequence[Any]) -> Any:
         return torch.cat(list(batches))
     if isinstance(first, list):
         return [item for batch in batches for item in batch]
+    if other := [option for option in batches if option != first]:
+        raise ValueError(
+            f"batches with {name}={first!r} and {name}={other[0]!r} cannot be joined into one: give {name} as a tensor "
+            "with one value per input, or compare their inputs separately"
+        )
     return first
 
 
@@ -252,20 +262,21 @@ class Batches:
             self._data = DataLoader(data, batch_size=BATCH, shuffle=False)
         elif isinstance(data, (str, bytes)) or not isinstance(data, Iterable):
             raise TypeError(f"data must be iterable and yield batches, got {type(data).__name__}")
-        elif (
-            isinstance(data, tuple)
-            and all(isinstance(part, (Tensor, np.ndarray)) for part in data)
-            and len({tuple(part.shape[1:]) for part in data}) > 1
-        ):
+        elif isinstance(data, tuple) and _may_be_one_batch(data):
             raise ValueError(
-                "this tuple of tensors is ambiguous, one batch or two: give [(x, y)] or TensorDataset(x, y)"
+                "a tuple of tensors as data is read as several batches, but the parts of this one look like those of "
+                "one batch: give [(x, y)], TensorDataset(x, y) or a dict {'input_ids': …, 'attention_mask': …}; or a "
+                "list if each part is a batch"
             )
         self.size, self.read = (0, None) if self.total is None else _random_access(self._data)
-        self.reuses_buffers = not isinstance(self._data, (list, tuple, DataLoader))  # possibly
 
     def __iter__(self) -> Iterator[Any]:
         for batch, _ in self._counted():
             yield batch
+
+    def kept(self, batch: Any) -> Any:
+        """Return a batch that is kept while others are read: a copy if the data may reuse one buffer for all."""
+        return batch if isinstance(self._data, (list, tuple, DataLoader)) else copied(batch)
 
     def _counted(self) -> Iterator[tuple[Any, int]]:
         stream = iter(self._data)
@@ -321,8 +332,8 @@ def recut(
             while held >= size + block:
                 yield _take(waiting, size, wanted=share.has(number))
                 number, held = number + 1, held - size
-            if source.reuses_buffers and waiting:
-                waiting[-1] = replace(waiting[-1], batch=rebuild(lambda leaf: _moved(leaf, None), waiting[-1].batch))
+            if waiting:
+                waiting[-1] = replace(waiting[-1], batch=source.kept(waiting[-1].batch))
         if held:
             yield _take(waiting, held, wanted=share.has(number))
 
@@ -403,6 +414,18 @@ def _loaded(loader: DataLoader[Any], spans: Iterable[Span]) -> Iterable[Any]:
     options = "num_workers pin_memory timeout worker_init_fn multiprocessing_context prefetch_factor generator"
     same: dict[str, Any] = {name: getattr(loader, name) for name in options.split()}
     return DataLoader(loader.dataset, batch_sampler=(list(range(*span)) for span in spans), **same)
+
+
+def _may_be_one_batch(data: tuple[Any, ...]) -> bool:
+    """Return whether the parts of a tuple differ as inputs and labels do, or ids and their mask."""
+    parts = [with_tensors(part) for part in data if isinstance(part, (Tensor, np.ndarray))]
+    if hasattr(data, "_fields") or len(parts) < len(data) or not all(isinstance(part, Tensor) for part in parts):
+        return hasattr(data, "_fields")
+    if len({(part.dtype, part.shape[1:]) for part in parts}) > 1:
+        return True
+    if parts[0].is_floating_point() or parts[0].ndim != 2 or len({len(part) for part in parts}) > 1:
+        return False
+    return any(map(_pads, parts)) and any(bool(((part != 0) & (part != 1)).any()) for part in parts)
 
 
 def _is_map_style(data: Any) -> bool:
@@ -489,7 +512,7 @@ def model_arguments(
     first floating-point tensor. For text (a list of strings, or a dict with such a list) `prepare` is the model's
     tokeniser: it receives the whole batch and returns the arguments.
     """
-    chosen = without_labels(batch) if inputs is None else inputs(batch)
+    chosen = without_labels(batch) if inputs is None else inputs(copied(batch))  # it may work in place
     has_text = is_text(chosen) or (isinstance(chosen, Mapping) and any(map(is_text, chosen.values())))
     if has_text and prepare is None and inputs is None:
         raise ValueError("the data are texts, which a model cannot read: give tokenisers as prepare_a= and prepare_b=")
@@ -716,6 +739,25 @@ def shapes_for(first: _ConvNd) -> list[tuple[int, ...]]:
         best = 28 if first.in_channels == 1 else 224 if first.stride[0] > 1 else 32
         sides = sorted(sides, key=lambda side: side != best)
     return [(first.in_channels, *[side] * axes) for side in sides]
+
+
+def explain_images(error: Exception, model: nn.Module, batch: Any) -> None:
+    """Raise a clearer error if images of uint8, or without a batch axis, may be why a model cannot be run."""
+    if not isinstance(images := without_labels(batch), Tensor):
+        return
+    shape = tuple(images.shape)
+    if images.dtype == torch.uint8 and types_of(model) and "type" in str(error):
+        expected = " and ".join(sorted(map(_type_name, types_of(model))))
+        raise ValueError(
+            f"images of uint8, shape {shape}, for a model of {expected}: give floats in [0, 1], images.float() / 255"
+        ) from error
+    first = next((m for m in model.modules() if isinstance(m, (nn.Linear, nn.Embedding, _ConvNd))), None)
+    if isinstance(first, _ConvNd) and images.ndim == first.weight.ndim - 1:
+        raise ValueError(
+            f"a batch has shape {shape}, but the first layer takes {first.weight.ndim} dimensions, of which the first "
+            "counts the inputs: write image[None] for a single image, torch.stack(images) for a list of them "
+            f"(the model says: {error})"
+        ) from error
 
 
 def explain_types(error: RuntimeError, model: nn.Module, inputs: Any, word: str) -> None:

@@ -10,16 +10,35 @@ from dataclasses import is_dataclass
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.nn.modules.lazy import LazyModuleMixin
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..process_state import Shared, attention_in_parts, held, kept_random_state
 
 COMPILED = "_orig_mod"  # the child under which torch.compile keeps the module it wraps
-_EAGER = Shared(lambda: torch.compiler.set_stance("force_eager"))
+
+
+def _as_written() -> AbstractContextManager[Any]:
+    """What torch.compile made runs as it was written."""
+    if hasattr(torch.compiler, "set_stance"):  # since torch 2.6
+        return torch.compiler.set_stance("force_eager")
+    from torch._dynamo import eval_frame
+
+    set_eval_frame = eval_frame.set_eval_frame
+
+    def compile_nothing(callback: Any) -> Any:
+        return set_eval_frame(None)
+
+    return mock.patch.object(eval_frame, "set_eval_frame", compile_nothing)
+
+
+_EAGER = Shared(_as_written)
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
@@ -121,7 +140,13 @@ def _evaluate(model: nn.Module, modules: Iterable[nn.Module], parameters: Iterab
                 f"a {type(module).__name__} of the model has no weights yet: run one batch through the model first"
             )
     if any(module.training for module in modules):
-        model.eval()
+        try:
+            model.eval()
+        except NotImplementedError as error:  # torch.export's
+            raise ValueError(
+                f"this {type(model).__name__} cannot be put into evaluation mode: if torch.export made it, give the "
+                "model that was exported"
+            ) from error
 
 
 def _parts(model: nn.Module) -> tuple[list[nn.Module], list[nn.Parameter]]:
@@ -213,14 +238,16 @@ def kept_attributes(model: nn.Module) -> Iterator[None]:
     """Undo afterwards what trial forwards leave on a model.
 
     Restored are the attributes of its modules; the lists, dicts, sets, dataclasses, namespaces and objects of the
-    model's own package among them, recursively; and the numbers in buffers, in frozen parameters, in other tensors and
+    model's own package among them, recursively; and the numbers in parameters and buffers, in other tensors and
     NumPy arrays there, and in random generators of torch, NumPy and Python. Other objects, such as iterators and sparse
     tensors, are not restored; `mixing_note` reports where they make forwards differ.
     """
-    holdings = _Holdings(model)
+    holdings, writes = _Holdings(model), _Writes(model.parameters())
     try:
-        yield
+        with writes:
+            yield
     finally:
+        writes.put_back()
         holdings.put_back()
 
 
@@ -233,6 +260,43 @@ def restored_after_errors(model: nn.Module) -> Iterator[None]:
     except BaseException:
         holdings.put_back()
         raise
+
+
+class _Writes(TorchDispatchMode):
+    """Copies parameters just before an operation writes to them; copies of all would take too much memory."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True  # so that what is always compiled (flex_attention) stays compiled
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__()
+        self._data = [(parameter, parameter.data) for parameter in parameters if _is_plain(parameter)]
+        self._parameters: dict[int, list[nn.Parameter]] = {}  # by storage
+        for parameter, _ in self._data:
+            self._parameters.setdefault(_storage(parameter), []).append(parameter)
+        self._before: list[tuple[nn.Parameter, Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, OpOverload) and func._schema.is_mutable:
+            for k, argument in enumerate(func._schema.arguments):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    written = args[k] if k < len(args) else kwargs.get(argument.name)
+                    for tensor in written if isinstance(written, (list, tuple)) else [written]:
+                        if isinstance(tensor, Tensor) and _is_plain(tensor):
+                            same = self._parameters.pop(_storage(tensor), [])
+                            self._before += [(parameter, parameter.detach().clone()) for parameter in same]
+        return func(*args, **kwargs)
+
+    def put_back(self) -> None:
+        for parameter, own in self._data:
+            if _storage(parameter) != _storage(own):
+                parameter.data = own
+        for parameter, numbers in self._before:
+            _set(parameter, numbers)
 
 
 class _Holdings:
@@ -330,6 +394,10 @@ class _Holdings:
             if len(now) != len(items) or any(a is not b for a, b in zip(now, items, strict=True)):
                 container.clear()
                 (container.update if isinstance(container, set) else container.extend)(items)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _set(tensor: Tensor, numbers: Tensor) -> None:

@@ -27,7 +27,7 @@ def to_rows(activation: Tensor, rule: Rule, *, site: Site, inputs: int, mask: Te
     its numbers belong to padding.
     """
     if callable(rule):
-        rows = rule(activation)
+        rows = rule(activation.clone())  # it may work in place, and the next layers read the activation
         if not isinstance(rows, Tensor) or rows.ndim != 2 or len(rows) != inputs:
             got = _shape(rows) if isinstance(rows, Tensor) else type(rows).__name__
             raise ValueError(
@@ -99,6 +99,11 @@ def check_rule(rule: Rule) -> None:
     """Raise unless this is a function or the name of a rule."""
     if not callable(rule) and rule not in RULES:
         raise ValueError(f"no row rule {rule!r}: there are {', '.join(RULES)}, or a function")
+
+
+def rule_name(rule: Rule) -> str:
+    """Return the name of a rule, which for a function is its own."""
+    return rule if isinstance(rule, str) else getattr(rule, "__name__", "function")
 
 
 def token_mask(mask: Tensor, rule: str, activation: Tensor, *, site: Site) -> Tensor | None:

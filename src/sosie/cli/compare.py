@@ -14,7 +14,8 @@ def compare(
     models: Annotated[
         list[str],
         typer.Argument(
-            help=f"{opt.MODELS}, saved activations (.npz, .safetensors), sketches, or files of statistics to merge."
+            help=f"{opt.MODELS}, saved activations (.npz, .safetensors), sketches, or files of statistics to merge; "
+            "base=MODEL gives one a name."
         ),
     ],
     data: opt.Data = None,
@@ -29,6 +30,8 @@ def compare(
     sites_a: opt.SitesA = None,
     sites_b: opt.SitesB = None,
     rows: opt.Rows = "flatten",
+    rows_a: opt.RowsA = None,
+    rows_b: opt.RowsB = None,
     max_rows: opt.MaxRows = None,
     batch: opt.Batch = 256,
     exact: Annotated[bool, typer.Option("--exact", help="Use whole Gram matrices or covariances, not blocks.")] = False,
@@ -54,6 +57,7 @@ def compare(
 
     opt.check_outputs(out, html, resume)
     things: list[Any]
+    models, names = opt.split_names(models)
     if unpaired or any(map(sketching.is_sketch, models)):
         if unpaired and len(models) != 2:
             raise ValueError(f"--unpaired compares two sketches, got {len(models)}")
@@ -62,6 +66,7 @@ def compare(
                 f"sketches are only compared with sketches, not with {', '.join(others)}; `sosie sketch` makes one"
             )
         fixed: dict[str, Any] = {"--data": data, "--sites": sites, "--sites-a": sites_a, "--sites-b": sites_b}
+        fixed |= {"--rows-a": rows_a, "--rows-b": rows_b}
         fixed |= {"--max-rows": max_rows, "--device": device, "--precision": precision, "--memory": memory}
         fixed |= {"--resume": resume, "--exact": exact or None, "--interval": interval or None}
         if wrong := opt.given(**fixed):
@@ -74,7 +79,7 @@ def compare(
         things = [engine.open_source(text, seed=seed) for text in models]
     if unpaired:
         unpaired_values = sketching.compare_unpaired(
-            *things, measures=opt.split(measures) or sketching.UNPAIRED,
+            *map(sketching.named, things, names or [None, None]), measures=opt.split(measures) or sketching.UNPAIRED,
             draws=draws if null is not None else None, seed=seed,
         )  # fmt: skip
         opt.tell(unpaired_values, out, html, full=full)
@@ -84,7 +89,8 @@ def compare(
             things,
             opt.open_data(data, batch),
             measures=opt.split(measures), sites=opt.split(sites), sites_a=opt.split(sites_a),
-            sites_b=opt.split(sites_b), rows=rows, max_rows=max_rows, exact=exact, block=block,
+            sites_b=opt.split(sites_b), rows=rows, rows_a=rows_a, rows_b=rows_b, names=names, max_rows=max_rows,
+            exact=exact, block=block,
             device=opt.own_device(device), precision=precision, memory=memory, seed=seed, null=null, draws=draws,
             interval=interval, resume=resume,
         )  # fmt: skip

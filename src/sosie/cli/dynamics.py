@@ -45,12 +45,15 @@ def dynamics(
     from ..history.run_folder import is_run
 
     opt.check_outputs(out, html)
+    runs, names = opt.split_names(runs)
     recorded = [text for text in runs if is_run(text)]
     if recorded and len(recorded) < len(runs):
         other = next(text for text in runs if text not in recorded)
         raise ValueError(f"{recorded[0]} is a recorded run and {other} is not: name one or two runs, or checkpoints")
     if len(recorded) > 2:
         raise ValueError(f"name one run, or two to compare; got {len(recorded)}")
+    if names is not None and not recorded:
+        raise ValueError("checkpoints have steps, not names: --steps 0,10,100")
     if not recorded and len(runs) == 1 and not Path(runs[0]).exists():
         raise FileNotFoundError(f"no recorded run {runs[0]}: no such folder. Name two checkpoints or more")
     folders = [text for text in runs if Path(text).is_dir()]
@@ -62,7 +65,7 @@ def dynamics(
     result = history.dynamics(
         recorded[0] if recorded else checkpoints, recorded[1] if len(recorded) == 2 else None,
         measures=opt.split(measures), data=opt.open_data(data, batch),
-        sites=opt.split(sites), rows=rows, max_rows=max_rows, device=device, memory=memory,
+        names=names, sites=opt.split(sites), rows=rows, max_rows=max_rows, device=device, memory=memory,
     )  # fmt: skip
     opt.tell(result, out, html, full=full)
 

@@ -15,8 +15,8 @@ from .. import __version__
 from . import papers, zoo
 
 VERBS = (
-    *("demo", "compare", "outputs", "sites", "measures", "report", "stitch", "sketch", "transfer", "weights"),
-    *("dynamics", "cost", "benchmark", "serve"),
+    *("demo", "compare", "outputs", "sites", "measures", "report", "stitch", "extract", "sketch", "transfer"),
+    *("weights", "dynamics", "cost", "benchmark", "serve"),
 )  # in the order of the help; a module each
 app = typer.Typer(
     name="sosie",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -23,8 +24,11 @@ Sites = Annotated[str | None, typer.Option(help="Sites of every model: names, gl
 SitesA = Annotated[str | None, typer.Option(help="Sites of the first model.")]
 SitesB = Annotated[str | None, typer.Option(help="Sites of the second model.")]
 Shape = Annotated[str | None, typer.Option(help="Shape of one input, e.g. 3x32x32; default: from the first layer.")]
+RowsA = Annotated[str | None, typer.Option(help="Rows of the first model, where they differ.")]
+RowsB = Annotated[str | None, typer.Option(help="Rows of the second model, where they differ.")]
 Rows = Annotated[str, typer.Option(help="flatten, mean, positions, cls or last.")]
 MaxRows = Annotated[int | None, typer.Option(min=1, help="Stop after this many inputs.")]
+Inputs = Annotated[int | None, typer.Option(hidden=True)]  # the name that --max-rows had before
 Batch = Annotated[int, typer.Option(min=1, help="Inputs per forward pass; does not change values.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")]
 Memory = Annotated[str | None, typer.Option(help="Memory limit for statistics of the models, e.g. 4GiB.")]
@@ -50,6 +54,28 @@ def split(text: str | None) -> list[str] | None:
     if not items:
         raise ValueError(f"an empty list: {text!r}")
     return items
+
+
+def split_names(models: list[str]) -> tuple[list[str], list[str | None] | None]:
+    """The models of "base=tiny10@a.safetensors", and their names: what stands before the first =, if that can be one.
+
+    A part of a path or a specification is no name: lr=0.1/a.npz if there is such a file, ./lr=0.1/a.npz if not,
+    tiny10(seed=1), tiny10@lr=1.safetensors.
+    """
+    parts = [re.fullmatch(r"([^/\\.@:(=]+)=(.+)", text) if not Path(text).exists() else None for text in models]
+    names = [part and part[1].strip() for part in parts]
+    specs = [part[2] if part else text for part, text in zip(parts, models, strict=True)]
+    return specs, names if any(names) else None
+
+
+def renamed_inputs(inputs: int | None, max_rows: int | None) -> int | None:
+    """The value of --max-rows, which was --inputs."""
+    if inputs is None:
+        return max_rows
+    if max_rows is not None:
+        raise ValueError("--inputs is called --max-rows now: give it once")
+    typer.echo("note: --inputs is called --max-rows now; the next version knows only that", err=True)
+    return inputs
 
 
 def given(**options: Any) -> dict[str, Any]:

@@ -39,11 +39,12 @@ def outputs(
     from ..engine import compare_outputs
 
     opt.check_outputs(out, html)
-    opened = None if (names := opt.split(shifts)) is None else open_shifts(names, seed)
+    opened = None if (chosen := opt.split(shifts)) is None else open_shifts(chosen, seed)
+    models, names = opt.split_names(models)
     with opt.working_together() as speaks:
         result = compare_outputs(
             models, opt.open_data(data, batch), measures=opt.split(measures), kind=kind, shifts=opened,
-            max_rows=max_rows, device=opt.own_device(device),
+            names=names, max_rows=max_rows, device=opt.own_device(device),
         )  # fmt: skip
     if speaks:
         opt.tell(result, out, html, full=full)

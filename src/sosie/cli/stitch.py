@@ -57,20 +57,22 @@ def stitch(
     if wrong := [name for name, value in refused.items() if value is not None]:
         raise ValueError(f"{', '.join(wrong)}: only {'with' if site else 'without'} --all-sites")
     opt.check_outputs(save, out, report)
-    fitted = open_data(data, split=split, batch=batch, limit=max_rows)
-    held_out = open_data(test or data, batch=batch, limit=max_rows)
+    (model_a, model_b), names = opt.split_names([model_a, model_b])
+    fitted = open_data(data, split=split, batch=batch, max_rows=max_rows)
+    held_out = open_data(test or data, batch=batch, max_rows=max_rows)
     options: dict[str, Any] = {"fit": fit, "precision": precision, "resize": resize}
     if all_sites:
         options |= {"sites_a": opt.split(sites_a or sites), "sites_b": opt.split(sites_b or sites)}
         options |= {"pairs": pairs, "measures": opt.split(measures)}
-        opt.tell(stitching.stitch_sites(model_a, model_b, fitted, test=held_out, **options), out, report)
+        opt.tell(stitching.stitch_sites(model_a, model_b, fitted, test=held_out, names=names, **options), out, report)
         return
     assert site is not None
     stitched = stitching.stitch(model_a, site, model_b, site_b or site, fitted, **options)
     assert isinstance(stitched, stitching.Stitch)  # one fit, one stitch
     written = None if save is None else stitched.save(save)
     numbers = {f"fit: {key}": value for key, value in stitched.report.items()} | stitched.evaluate(held_out)
-    print_numbers(f"{stitched.fit} from {site} of A to {site_b or site} of B", numbers)
+    name_a, name_b = (name or letter for name, letter in zip(names or (None, None), "AB", strict=True))
+    print_numbers(f"{stitched.fit} from {site} of {name_a} to {site_b or site} of {name_b}", numbers)
     for caveat in stitched.caveats:
         typer.echo(f"note: {caveat}")
     if written is not None:

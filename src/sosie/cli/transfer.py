@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -34,5 +34,7 @@ def transfer(
     )
     if size is not None:
         options["size"] = opt.parse_size(size)
-    result = sketching.transfer(models if len(models) > 1 else models[0], opt.open_data(data, batch), **options)
+    models, names = opt.split_names(models)
+    things: Any = models if len(models) > 1 else models[0]
+    result = sketching.transfer(things, opt.open_data(data, batch), names=names, **options)
     opt.tell(result, out, html, full=full)

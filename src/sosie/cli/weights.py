@@ -44,8 +44,9 @@ def weights(
     parts: Any = int(joint) if joint is not None and joint.isdecimal() else joint
     if parts is not None and parts != "polar" and not isinstance(parts, int):
         raise ValueError(f"--joint {joint}: a number of atoms, or polar")
+    models, names = opt.split_names(models)
     result = compare_weights(
-        [open_model(text, seed=seed) for text in models], measures=opt.split(measures),
+        [open_model(text, seed=seed) for text in models], measures=opt.split(measures), names=names,
         sites_a=opt.split(sites_a or sites), sites_b=opt.split(sites_b or (sites if len(models) == 2 else None)),
         match=match, joint=parts, base=base, input_shape=opt.parse_shape(shape), probes=probes, null=null, draws=draws,
         seed=seed, device=device, memory=memory,

@@ -27,18 +27,27 @@ LISTED = ("name", "architecture", "parameters", "task", "tags", "sites", "parent
 def init(
     folder: opt.Folder,
     data: Annotated[str, typer.Option(help="Inputs for all models: demo, npz:file, folder:path …")],
-    inputs: Annotated[int, typer.Option(min=4, help="Number of inputs.")] = 256,
+    max_rows: Annotated[int | None, typer.Option(min=4, help="Number of inputs (256).", show_default=False)] = None,
     size: Annotated[int | None, typer.Option(help="Numbers of a short vector (512).")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the projection.")] = None,
     kinds: Annotated[str | None, typer.Option(help="Some of cka,weights,atoms; default: all.")] = None,
     rows: Annotated[str | None, typer.Option(help="flatten, mean, cls or last.")] = None,
+    inputs: opt.Inputs = None,
 ) -> None:
     """Make a zoo: its probe set and the settings of fingerprints never change."""
     from ..zoo import Zoo
 
     if (folder / "zoo.sqlite").exists():
         raise FileExistsError(f"{folder} is a zoo already; `sosie zoo add {folder} MODEL` adds to it")
-    made = Zoo(folder, data, inputs=inputs, size=size, seed=seed, kinds=opt.split(kinds), rows=rows)
+    made = Zoo(
+        folder,
+        data,
+        max_rows=opt.renamed_inputs(inputs, max_rows),
+        size=size,
+        seed=seed,
+        kinds=opt.split(kinds),
+        rows=rows,
+    )
     about = made.settings
     typer.echo(f"made {folder}: {about.n} inputs of hash {about.probe}, {', '.join(about.kinds)} of size {about.size}")
 
@@ -80,7 +89,7 @@ def add(
     print_table(result.rows(), ("name", "outcome"))
     for name, reason in result.failed.items():
         typer.echo(f"- {_safe(name)}: {_safe(reason)}", err=True)
-    typer.echo(f"{folder}: {_models(zoo)}")
+    typer.echo(f"{folder}: {_models(len(zoo))}")
     if parent is not None and parent not in zoo:
         typer.echo(f"note: no model {_safe(parent)!r} is in the zoo; it is recorded as the parent", err=True)
     if result.failed:
@@ -112,10 +121,12 @@ def list_(
     """List the models."""
     from ..report import print_table
     from ..report.words import listed
-    from ..zoo.store import check_filters
+    from ..zoo.listing import failures, models
+    from ..zoo.store import Store, check_filters
 
-    zoo = open_zoo(folder)
-    result = zoo.failed() if failed else zoo.list(tag, architecture, task, limit=limit)
+    _check_there(folder)
+    store, filters = Store(folder, wait=10.0), check_filters(tag, architecture, task)
+    result = failures(store) if failed else models(store, filters, limit)
     if as_json:
         typer.echo(json.dumps(result.rows(), indent=2, ensure_ascii=False))
         return
@@ -127,9 +138,8 @@ def list_(
         for note in dict.fromkeys(note for row in result for note in row["notes"]):
             names = [_safe(row["name"]) for row in result if note in row["notes"]]
             typer.echo(f"- {_safe(note)}: {listed(names, 'models')}")
-    typer.echo(f"{len(result):,} failed" if failed else f"{len(result):,} of {_models(zoo)}")
-    filters = check_filters(tag, architecture, task)
-    if not failed and len(zoo) and (why := zoo.store.why_none(filters)):
+    typer.echo(f"{len(result):,} failed" if failed else f"{len(result):,} of {_models(store.count())}")
+    if not failed and store.count() and (why := store.why_none(filters)):
         typer.echo(_safe(why))
 
 
@@ -141,7 +151,7 @@ def remove(
     """Remove models, all or none, and forget failed ones. `compact` frees their space."""
     zoo = open_zoo(folder, wait)
     zoo.remove(*names)
-    typer.echo(f"removed {len(names)}; {folder}: {_models(zoo)}")
+    typer.echo(f"removed {len(names)}; {folder}: {_models(len(zoo))}")
 
 
 def tag(
@@ -191,7 +201,7 @@ def import_(
     """Make a zoo from an exported file; an inconsistent file is refused."""
     from ..zoo import Zoo
 
-    typer.echo(f"made {folder}: {_models(Zoo.import_(file, folder))}")
+    typer.echo(f"made {folder}: {_models(len(Zoo.import_(file, folder)))}")
 
 
 def compact(folder: opt.Folder, wait: Wait = 10.0) -> None:
@@ -208,15 +218,20 @@ VERBS: dict[str, Callable[..., None]] = {
 def open_zoo(folder: Path, wait: float = 10.0, data: str | None = None) -> Zoo:
     from ..zoo import Zoo
 
-    if data is not None and not (folder / "zoo.sqlite").exists():
-        raise FileNotFoundError(f"no zoo in {folder}; `sosie zoo init {folder} --data …` makes one")
+    if data is not None:
+        _check_there(folder)
     return Zoo(folder, data, wait=wait)
 
 
-def _models(zoo: Zoo) -> str:
+def _check_there(folder: Path) -> None:
+    if not (folder / "zoo.sqlite").exists():
+        raise FileNotFoundError(f"no zoo in {folder}; `sosie zoo init {folder} --data …` makes one")
+
+
+def _models(number: int) -> str:
     from ..results import counted
 
-    return counted(len(zoo), "model")
+    return counted(number, "model")
 
 
 def _named(models: list[str]) -> dict[str, str]:
@@ -346,15 +361,19 @@ def recommend(
         str | None, typer.Option(help="Also a linear probe of this layer, by name or place (-2: the last but one).")
     ] = None,
     by: Annotated[str | None, typer.Option(help="Sort by this score.")] = None,
-    inputs: Annotated[int, typer.Option(min=4, help="Number of inputs to use.")] = 1000,
+    max_rows: Annotated[
+        int | None, typer.Option(min=4, help="Number of inputs to use (1000).", show_default=False)
+    ] = None,
+    inputs: opt.Inputs = None,
     trust: Annotated[bool, typer.Option("--trust", help="Run Python code that models were added from.")] = False,
     tag: Tag = None, architecture: Architecture = None, task: Task = None, device: opt.Device = None,
     as_json: opt.AsJson = False, out: opt.Out = None, html: opt.Html = None,
 ) -> None:  # fmt: skip
     """Rank models for your data by how much each would have to adapt, or by a quick probe."""
     layer = int(probe_layer) if probe_layer is not None and probe_layer.lstrip("-").isdigit() else probe_layer
+    max_rows = opt.renamed_inputs(inputs, max_rows)
     result = open_zoo(folder).recommend(
-        data, count, probe_layer=layer, by=by, max_rows=inputs, trust=trust, tag=tag or None,
+        data, count, probe_layer=layer, by=by, max_rows=max_rows or 1000, trust=trust, tag=tag or None,
         architecture=architecture, task=task, **opt.given(device=device),
     )  # fmt: skip
     opt.tell(result, out, html, as_json=as_json)

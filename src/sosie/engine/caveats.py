@@ -13,6 +13,7 @@ from ..linalg import row_squares, self_product
 from ..measures import Measure
 from ..results import LEVEL, Caveat, Chance, Estimate, Side
 from ..stats import SMALLEST_GROUP, Alignment, Covariances, Grams, PairViews, RowScatter, Sample, Scatter, Statistic
+from .order import largest_gap
 from .uncertainty import FEWEST_DRAWS, HALVED
 
 DRIFT = 0.05  # share of the variance between blocks above which there is a caveat
@@ -148,8 +149,10 @@ def _ranks(measure: Measure, scatters: Sequence[Scatter]) -> list[int]:
     return [int(s.rank) if keep is None else s.leading_count(keep) for s in scatters]
 
 
-def of_order(statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Caveat]:
-    """Rows that are more alike within blocks than across blocks: sorted by class, say, or frames of a film."""
+def of_order(
+    statistic: Statistic, samples: tuple[Sample | None, Sample | None] | None, side_a: Side, side_b: Side
+) -> Iterator[Caveat]:
+    """Rows that are more alike within blocks than across blocks, or less: sorted by class, views side by side."""
     if not isinstance(statistic, Grams) or statistic.blocks < 2:
         return
     from scipy.special import fdtri
@@ -163,6 +166,13 @@ def of_order(statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Cavea
         yield Caveat(
             f"the rows come in an order: {share:.0%} of the variance at {sites[worst]} lies between blocks of "
             f"{statistic.block} rows, which blocks do not see; shuffle the data, or take exact=True"
+        )
+    elif (gap := largest_gap(statistic, samples, side_a, side_b)) is not None:
+        yield Caveat(
+            f"the rows come in an order: debiased_cka of {gap.site_a} and {gap.site_b} is {gap.from_blocks:.2f} from "
+            f"blocks of {statistic.block} rows, but {gap.from_sample:.2f} ± {gap.error:.2f} from {gap.rows} rows of "
+            "the whole data (near-duplicates, or rows of a class, lie together or apart); shuffle the data, or take "
+            "exact=True"
         )
 
 

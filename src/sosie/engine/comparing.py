@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..capture import Chunk, Rule, borrowed, cut, input_rows
+from ..capture import Chunk, Rule, borrowed, check_rule, count_inputs, cut, input_rows
 from ..checks import listed
 from ..linalg import gram_cuda, lacks_room, largest_number
 from ..measures import Measure
 from ..process_state import products
 from ..progress import Progress
-from ..results import Comparison, Comparisons
-from ..stats import BLOCK, GramMaker, Grams, MomentMaker, Moments, RowSampler, Sample, SampleMaker, Statistic
+from ..results import Comparison, Comparisons, rules_in_words
+from ..stats import BLOCK, GramMaker, Grams, MomentMaker, Moments, RowSampler, Sample, SampleMaker, Statistic, on_device
 from .distributed import SingleProcess, together
 from .mixing import TRIED
 from .network import (
@@ -31,14 +31,16 @@ from .network import (
     Source,
     for_each,
     is_statistics,
+    made_up_inputs,
     meeting_place,
     mixing_notes,
+    models_and_data,
     number_duplicates,
     open_network,
     package_of,
-    things_and_data,
 )
-from .partial import Checkpoint, Partial, finish_files
+from .order import ROWS, OrderTest
+from .partial import Checkpoint, MadeUpRows, Partial, finish_files
 from .plan import MEMORY, Kind, Request, draws_of, find_measures, make_plan, parse_size
 from .provenance import AsyncCopy, add_digests, digest_of, provenance
 from .stream import Stream, check_positions, chunk_on_cpu, rows_per_input, saved_chunk
@@ -60,6 +62,9 @@ def compare(
     sites_a: Any = None,
     sites_b: Any = None,
     rows: Rule = "flatten",
+    rows_a: Rule | None = None,
+    rows_b: Rule | None = None,
+    names: Sequence[str | None] | None = None,
     prepare_a: Callable[[Any], Any] | None = None,
     prepare_b: Callable[[Any], Any] | None = None,
     inputs: Callable[[Any], Any] | None = None,
@@ -77,16 +82,16 @@ def compare(
 ) -> Comparison | Comparisons:
     """Compare every site of one model with every site of another, on the same inputs, in one pass.
 
-    `model_a`, `model_b`: modules, model specifications, saved activations ({site: array}, .npz, .safetensors),
-    sketches (`sketch.using("features")` chooses their kernel), or files of saved statistics, which are merged.
-    `compare([m1, m2, m3], data)` compares all pairs in one pass. `data`: an iterable of tensors, (x, y) pairs, dicts
-    of keyword arguments or lists of strings, or a data specification; `sosie.data.DataPart` is one part of a larger
-    data set.
+    `model_a`, `model_b`: modules, model specifications, saved activations ({site: array}, .npz, .safetensors), sketches
+    (`sketch.using("features")` chooses their kernel), or files of saved statistics, which are merged. `compare([m1, m2,
+    m3], data)` compares all pairs in one pass, and `compare({"base": a, "tuned": b}, data)`, or `names=("base",
+    "tuned")`, gives the models names. `data`: an iterable of tensors, (x, y) pairs, dicts of keyword arguments or lists
+    of strings, or a data specification; `sosie.data.DataPart` is one part of a larger data set.
 
     `measures`: debiased_cka by default, linear_cka for sketches. `sites`: names, globs or types, for all models, or
     `sites_a` and `sites_b` for each; by default the blocks or layers. `rows`: the row rule, which turns activations
-    into rows. `prepare_a`, `prepare_b`: each model's normalisation, or tokeniser of text. `inputs`: a function from a
-    batch to the arguments of the models.
+    into rows, or `rows_a` and `rows_b` for each. `prepare_a`, `prepare_b`: each model's normalisation, or tokeniser of
+    text. `inputs`: a function from a batch to the arguments of the models.
 
     `exact=True` uses whole Gram matrices or covariances instead of blocks of `block` rows, within the `memory` budget
     ("4GiB"). `precision`: "tf32" (the default for Gram matrices on a GPU), "float32" or "float64". `resume`: a file
@@ -101,8 +106,10 @@ def compare(
     all return the result. `with sosie.engine.single_process():` compares in one process alone.
     """
     with together() as ranks:
-        things, data = things_and_data(model_a, model_b, data)
+        things, all_names, data = models_and_data(model_a, model_b, data, names)
         if all(map(is_statistics, things)):
+            if any(all_names):
+                raise ValueError("files of statistics name their models already: leave the names out")
             return finish_files(things, provenance(), measures=measures, null=null, interval=interval)
         if sketching := next(filter(None, map(package_of, things)), None):
             decided = {  # when the sketches were made, so not now; None: not set
@@ -111,6 +118,8 @@ def compare(
                 "sites_a": sites_a,
                 "sites_b": sites_b,
                 "rows": None if rows == "flatten" else rows,
+                "rows_a": rows_a,
+                "rows_b": rows_b,
                 "prepare_a": prepare_a,
                 "prepare_b": prepare_b,
                 "inputs": inputs,
@@ -121,10 +130,11 @@ def compare(
                 "interval": interval or None,
                 "resume": resume,
             }
-            return sketching.compare_sketches(things, measures, draws=draws_of(null, draws), seed=seed, decided=decided)
+            return sketching.compare_sketches(
+                things, measures, names=all_names, draws=draws_of(null, draws), seed=seed, decided=decided
+            )
         request = Request(
             find_measures(DEFAULT if measures is None else measures, of="layers"),
-            rows=rows,
             device=device,
             precision=precision,
             memory=parse_size(memory) or MEMORY,
@@ -136,10 +146,14 @@ def compare(
             interval=interval,
         )
         all_sites = for_each("sites", len(things), sites_a, sites_b, sites)
+        rules = for_each("rows", len(things), rows_a, rows_b, rows)
+        for rule in rules:
+            check_rule(rule)
         prepares = for_each("prepare", len(things), prepare_a, prepare_b)
+        options: dict[str, Any] = {"inputs": inputs, "device": device}
         sources = [
-            open_network(thing, sites=of_thing, rows=rows, prepare=prepare, inputs=inputs, device=device)
-            for thing, of_thing, prepare in zip(things, all_sites, prepares, strict=True)
+            open_network(thing, name=name, sites=of_thing, rows=rule, prepare=prepare, **options)
+            for thing, name, of_thing, rule, prepare in zip(things, all_names, all_sites, rules, prepares, strict=True)
         ]
         number_duplicates(sources)
         return _compare(sources, data, request, resume, ranks)
@@ -176,11 +190,14 @@ def _compare(
         pair = run.partials[0, 1]
         if resume is not None:
             pair.made_with, pair.first_rows = _made_with(sources, stream, request), run.sampled_rows(stream.first)
+            pair.made_up = run.made_up_rows(stream.first)
         checkpoint = Checkpoint(resume, pair, sources)
+        skip = ranks.once(checkpoint.restore)
+        run.resume()
         block = request.block if "grams" in run.plan.statistics else None
         chunks = stream.chunks(
             block=block,
-            skip=ranks.once(checkpoint.restore),
+            skip=skip,
             largest=chunk_on_cpu(sources, run.sides),
             share=ranks.share,
             skipped=checkpoint.check_skipped if ranks.first else None,
@@ -197,6 +214,9 @@ def _compare(
                 if checkpoint.due() and not ranks.several:  # of several processes, none has all statistics
                     run.settle()
                     checkpoint.save()
+        for network in run.unique.values():
+            if isinstance(network, Network):
+                network.note_after_pass()
         run.settle()
         run.gather(ranks)
         ranks.collect(checkpoint.digests, lambda digests: add_digests(checkpoint.digests, digests.items()))
@@ -296,8 +316,9 @@ class Pass:
                 side_a=self.sides[i],
                 side_b=self.sides[j],
                 kinds=self.plan.kinds,
-                rows_rule=request.rule,
+                rows_rule=rules_in_words(sources[i].rule, sources[j].rule),
                 rows=self.first_row,
+                first_input=stream.first_row,
                 notes=self.plan.notes,
                 draws=request.draws,
                 seed=request.seed,
@@ -311,15 +332,42 @@ class Pass:
         self._makers = [{kind: self._maker(kind) for kind in self.plan.statistics} for _ in sources]
         # Whether products of a site's rows need float64; unknown before its first rows, then checked again as needed.
         self._wide: list[dict[str, bool]] = [{} for _ in sources]
+        rows = None if stream.expected is None else stream.expected * self.per_input
+        spread = RowSampler(ROWS, request.seed, of=rows)
+        tested = self.unique if "grams" in self.plan.statistics else ()
+        self._order = {k: OrderTest(spread, self.sides[k]) for k in tested}
         self._sinks = [self._sink(k) for k in range(len(sources))]
         self._inspector = Inspector()
         self._device: torch.device | None = None
         self._start = 0  # the index of the chunk's first row among all rows
 
+    def resume(self) -> None:
+        """Continue from the statistics that the first pair has from a file."""
+        pair = self.partials[0, 1]
+        if pair.inputs:
+            samples = dict(zip(self.twins, pair.order_samples or (None, None), strict=True))
+            for k, order in self._order.items():
+                order.add(samples[k])
+
     def sampled_rows(self, batch: Any) -> list[RowSample]:
         """A few numbers of the rows that each source makes of the first few inputs."""
         samples = {k: source.sampled_rows(batch) for k, source in self.unique.items()}
         return [samples[twin] for twin in self.twins]
+
+    def made_up_rows(self, batch: Any) -> MadeUpRows | None:
+        """What the networks make of made-up inputs in the shape of the first few."""
+        networks = {k: source for k, source in self.unique.items() if isinstance(source, Network)}
+        if not networks:
+            return None
+        inputs, shapes = made_up_inputs(cut(batch, 0, min(TRIED, count_inputs(batch))))
+        samples: dict[int, RowSample] = {}
+        for k, network in networks.items():
+            try:
+                samples[k] = network.sampled_rows(inputs)
+            except Exception:  # a model may refuse inputs that are none of its kind: then nothing is compared
+                samples[k] = {}
+        tolerated = [source.tolerated() for source in self.sources]
+        return MadeUpRows(shapes, [samples.get(twin, {}) for twin in self.twins], tolerated)
 
     def _maker(self, kind: Kind) -> Any:
         if kind == "grams":
@@ -342,8 +390,10 @@ class Pass:
     def settle(self) -> None:
         """Finish pending checks and merges, before the statistics are saved or read."""
         self._inspector.finish()
+        samples = {k: order.sample() for k, order in self._order.items()}
         for pair, partial in self.partials.items():
             partial.settle()
+            partial.order_samples = (samples.get(self.twins[pair[0]]), samples.get(self.twins[pair[1]]))
             partial.mixing = mixing_notes(self.sources[self.twins[k]] for k in pair)
 
     def _input_rows(self, chunk: Chunk) -> Tensor | None:
@@ -357,6 +407,8 @@ class Pass:
         """One source's statistics of a chunk: a part for each site as activations appear, then all sites at once."""
         parts = self.sources[k].read(chunk, self._sinks[k])
         check_positions([self.sources[k]])
+        if k in self._order and self._device is not None:
+            self._order[k].end_chunk(self._start, chunk.count, self._device)
         makers = self._makers[k]
         with products():
             sides = {
@@ -404,7 +456,15 @@ class Pass:
             with self._precision(rows, foreign):
                 return [maker.part(site, rows, start) for maker in makers]
 
-        return sink
+        if (order := self._order.get(k)) is None:
+            return sink
+
+        def sink_and_sample(site: str, rows: Tensor) -> list[Any]:
+            if site in order.sites:
+                order.keep(site, rows, self._start)
+            return sink(site, rows)
+
+        return sink_and_sample
 
     def _precision(self, rows: Tensor, foreign: bool) -> AbstractContextManager[None]:
         """The context for products of rows; none is needed on a CPU, nor for the kernel of Gram matrices of blocks."""
@@ -478,15 +538,20 @@ class Pass:
 
         offsets = self._inspector.offsets
 
-        def absorb(sent: tuple[dict[Pair, Partial], dict[tuple[str, str], float]]) -> None:
-            partials, sent_offsets = sent
+        def absorb(sent: tuple[dict[Pair, Partial], dict[int, Sample | None], dict[tuple[str, str], float]]) -> None:
+            partials, samples, sent_offsets = sent
+            for k, order in self._order.items():
+                if samples[k] is not None:  # a process may have read nothing
+                    order.add(samples[k])
             for pair, partial in self.partials.items():
                 partial.absorb(partials[pair], self.first_row)
             for key, offset in sent_offsets.items():
                 offsets[key] = max(offsets.get(key, 0.0), offset)
 
         partials = {} if ranks.first else {pair: partial.on_cpu() for pair, partial in self.partials.items()}
-        ranks.collect((partials, offsets), absorb)
+        samples = {k: on_device(order.sample(), torch.device("cpu")) for k, order in self._order.items()}
+        ranks.collect((partials, samples, offsets), absorb)
+        self.settle()
 
     def finish(self, provenance: dict[str, Any]) -> dict[Pair, Comparison]:
         """The values of every pair."""

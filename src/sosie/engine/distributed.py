@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from ..capture import ALL, Chunk, Share
@@ -65,8 +66,13 @@ class Distributed(SingleProcess):
         self.share = Share(dist.get_rank(), dist.get_world_size())
         world = dist.group.WORLD
         assert world is not None
-        self._store = world.get_group_store()
-        self._limit: timedelta = self._store.timeout  # type: ignore[attr-defined]  # that of init_process_group
+        if not hasattr(world, "get_group_store"):
+            raise RuntimeError(
+                f"several processes cannot share a comparison with torch {torch.__version__}, which is too old: take a "
+                "newer one, or compare in each process alone with sosie.engine.single_process()"
+            )
+        self._store: Any = world.get_group_store()
+        self._limit: timedelta = self._store.timeout  # that of init_process_group
         self._name = f"sosie/{next(_meetings)}"
         self._steps = itertools.count()
         self._seen = 0  # inputs of the whole stream

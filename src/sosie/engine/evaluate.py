@@ -28,6 +28,7 @@ from ..stats import (
     Sample,
     Shuffle,
     Statistic,
+    dealt_evenly,
 )
 from . import caveats
 from .plan import Widths
@@ -65,12 +66,13 @@ def evaluate(
     seed: int = 0,
     interval: bool = False,
     independent: bool = True,
+    order_samples: tuple[Sample | None, Sample | None] | None = None,
 ) -> dict[str, Estimate]:
     """The estimates of measures that read one statistic, (sites of A, sites of B) each.
 
     `sample` holds rows for intervals and chance if the statistic has none. p-values come from `draws` shuffles;
     `interval` computes intervals even where they take long. Rows that are not `independent`, the positions of one
-    input, have neither interval nor chance.
+    input, have neither interval nor chance. `order_samples` tell whether the order of the rows matters to blocks.
     """
     if not measures:
         return {}
@@ -105,7 +107,7 @@ def evaluate(
         elif rows is not None and rows.n >= 4:
             intervals = by_rows(measures, statistic, rows, widths, values, every=interval)
 
-    order = list(caveats.of_order(statistic, *sides))
+    order = list(caveats.of_order(statistic, order_samples, *sides))
     estimates = {}
     for measure in measures:
         value, by_chance = values[measure.name], chance.get(measure.name)
@@ -323,7 +325,7 @@ def _pair_by_pair(
     def evaluated(kept: Array, some: Sequence[Measure]) -> dict[str, Array]:
         """The values (…, A, B) of each measure on the rows of the groups that are kept (…, groups)."""
         parts: dict[str, list[Array]] = {m.name: [] for m in some}
-        flat, group = kept.reshape(-1, kept.shape[-1]), np.arange(sample.n) % kept.shape[-1]
+        flat, group = kept.reshape(-1, kept.shape[-1]), dealt_evenly(sample.n, kept.shape[-1]).numpy()
         with Progress(f"intervals for {', '.join(parts)}", len(flat), "parts of the rows") as bar:
             for groups in flat:
                 part = sample.without(torch.from_numpy(np.flatnonzero(~groups[group])))

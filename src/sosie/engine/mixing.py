@@ -1,4 +1,7 @@
-"""Whether a model mixes the inputs of a batch: then its activations for an input depend on the rest of the batch."""
+"""Whether a model's activations for an input depend on more than the input.
+
+They may depend on the rest of its batch, on the batches before, or on random numbers.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import Chunk, count_inputs, cut, join, kept_attributes
+from ..capture.batches import rebuild
 from ..process_state import kept_random_state, other_random_state, random_state
 
 Numbers = dict[str, Tensor]  # by site, in execution order: some numbers of each input, (inputs, numbers)
 
 TRIED = 4  # inputs of the first batch that a model is run on before all others
+STATES = 16  # random states that a model is run from if it draws numbers: stochastic depth may rarely change anything
 AMONG = 64  # they are the last of so many: a model may mix an input with one far before it
 FEWEST = 3  # the input under test, one before it and one behind it
 NUMBERS = 4096  # of each input and site that are compared
@@ -26,11 +31,12 @@ COARSE_DIFFERENCE, COARSE_SIZE = 0.1, 1e-2
 
 
 class MixingTest:
-    """Tests a few inputs before the pass, and one of them again within a chunk of the pass."""
+    """Tests a few inputs before the pass, one of them again within a chunk of the pass, and all once more after it."""
 
     def __init__(self) -> None:
         self.note: str | None = None  # the result: a sentence if the model mixes inputs
         self.usual: Numbers | None = None  # of the few inputs in a batch of their own
+        self._before: tuple[object, Numbers] | None = None  # the few inputs, copied, and these numbers
         self._second = 0  # the index of the second of them, which is under test
         self._chunk: Chunk | None = None  # the chunk of the pass that has it
         self._in_chunk: Numbers = {}  # its numbers there
@@ -43,8 +49,12 @@ class MixingTest:
             self.usual = self.usual or numbers  # the first run is of the inputs as they are
             return numbers
 
-        self._second = tried_of(batch)[0] + 1
+        start, stop = tried_of(batch)
+        self._second = start + 1
         self.note = mixing_note(name, model, batch, keep_first, self.usual)
+        if self.note is None and self.usual is not None:  # copied, since a loader may fill the same memory again
+            few = rebuild(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, cut(batch, start, stop))
+            self._before = few, self.usual
         return self.note
 
     def keep(self, chunk: Chunk, site: str, rows: Tensor, counts: Tensor | None) -> None:
@@ -66,6 +76,24 @@ class MixingTest:
         in_chunk, self.usual = {site: self._in_chunk[site] for site in usual}, None
         if differ(model, usual, in_chunk, (1, 0)):
             self.note = mixing_note(name, model, self._chunk.batch, read, at=self._second - self._chunk.start)
+        return self.note
+
+    def state_after(self, name: str, model: nn.Module, read: Callable[[Chunk], Numbers]) -> str | None:
+        """Detect models that keep state from batch to batch: the first few inputs must give what they gave before."""
+        if self.note or self._before is None:
+            return self.note
+        (few, usual), self._before = self._before, None
+        try:
+            with kept_random_state(), kept_attributes(model):
+                changed = differ(model, usual, read(Chunk(few, 0, count_inputs(few))))
+        except Exception as error:
+            self.note = f"{name} keeps state from one batch to the next: after the last, the first fails ({error})"
+            return self.note
+        if changed:
+            self.note = (
+                f"{name} keeps state from one batch to the next, which shows first at {changed[0]!r}: its activations "
+                "for an input, and so every value, depend on the loader's batches and their order"
+            )
         return self.note
 
 
@@ -94,9 +122,9 @@ def mixing_note(
 
     drew = False
 
-    def run(inputs: object, state: Callable[[], AbstractContextManager[None]] = kept_random_state) -> Numbers:
+    def run(inputs: object, state: AbstractContextManager[None] | None = None) -> Numbers:
         nonlocal drew
-        with state(), kept_attributes(model):
+        with state or kept_random_state(), kept_attributes(model):
             before = random_state()
             numbers = read(Chunk(inputs, 0, count))
             drew = drew or random_state() != before
@@ -107,8 +135,9 @@ def mixing_note(
         usual = usual or run(few)
         changed = differ(model, usual, run(join([cut(few, at, at + 1)] * count)), (at, at))
         unsteady = differ(model, usual, run(few), (at, at)) if changed else []
-        # Some models draw numbers that they do not use.
-        drawn = differ(model, usual, run(few, other_random_state), (at, at)) if drew and not changed else []
+        # Some models draw numbers that they do not use, others use them seldom: any of the inputs may change.
+        states = range(STATES if drew and not changed else 0)
+        drawn = next(filter(None, (differ(model, usual, run(few, other_random_state(k))) for k in states)), [])
     except Exception as error:  # a model may take batches of one size only; if it takes none, the pass itself will tell
         return f"{unknown}: it could not be run on {count} of them ({error})"
     mixed = [site for site in changed if site not in unsteady]
@@ -154,18 +183,20 @@ def of_input(rows: Tensor, at: int, counts: Tensor | None = None) -> Tensor:
     return by_input(rows[start : start + int(counts[at])], counts[at : at + 1])
 
 
-def differ(model: nn.Module, first: Numbers, second: Numbers, at: tuple[int, int]) -> list[str]:
-    """The sites where an input, which is number `at` in either run, differs by more than rounding."""
+def differ(model: nn.Module, first: Numbers, second: Numbers, at: tuple[int, int] | None = None) -> list[str]:
+    """The sites where an input, which is number `at` in either run, differs by more than rounding; None: any input."""
     sites = []
     dtypes = {parameter.dtype for parameter in model.parameters()}
     for site, a, b in zip(first, _on_cpu(first), _on_cpu(second), strict=True):
         numbers = min(a.shape[1], b.shape[1])  # inputs of several lengths are padded to the longest
-        tested, neighbour = a[at[0]], a[at[0] + 1 if at[0] + 1 < len(a) else at[0] - 1]
-        difference = (tested[:numbers] - b[at[1], :numbers]).norm()
         of_difference, of_size = _rounding(dtypes, first[site])
-        allowed = max(of_difference * (tested - neighbour).norm(), of_size * tested.norm())
-        if difference > allowed or (allowed.isfinite() and not difference.isfinite()):  # 0 / 0, say
-            sites.append(site)
+        for i, j in [(k, k) for k in range(len(a))] if at is None else [at]:
+            tested, neighbour = a[i], a[i + 1 if i + 1 < len(a) else i - 1]
+            difference = (tested[:numbers] - b[j, :numbers]).norm()
+            allowed = max(of_difference * (tested - neighbour).norm(), of_size * tested.norm())
+            if difference > allowed or (allowed.isfinite() and not difference.isfinite()):  # 0 / 0, say
+                sites.append(site)
+                break
     return sites
 
 

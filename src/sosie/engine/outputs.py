@@ -18,6 +18,7 @@ from ..capture import (
     Chunk,
     answer_in,
     borrowed,
+    copied,
     labels_of,
     model_arguments,
     read_npz,
@@ -39,8 +40,9 @@ from .network import (
     is_array_file,
     meeting_place,
     mixing_notes,
+    models_and_data,
+    names_of,
     number_duplicates,
-    things_and_data,
 )
 from .one_shot import as_outputs
 from .plan import find_measures
@@ -61,6 +63,7 @@ def compare_outputs(
     data: Any = None,
     measures: str | Measure | Sequence[str | Measure] | None = None,
     *,
+    names: Sequence[str | None] | None = None,
     labels: Any = None,
     kind: str = "auto",
     shifts: str | Sequence[str] | Sequence[Shift] | None = None,
@@ -73,9 +76,10 @@ def compare_outputs(
     """Compare the outputs of models for the same inputs in one pass: agreement, common errors, divergence.
 
     `model_a`, `model_b`: modules, model specifications, or saved predictions (an array, {name: array}, a .npz or
-    .safetensors file with one array). `compare_outputs([m1, m2, m3], data)` and `compare_outputs({name: array or
-    model, …})` compare all pairs. `data`: as in `compare`; predictions alone need none. `measures`: by default all
-    that the outputs and labels support.
+    .safetensors file with one array). `compare_outputs([m1, m2, m3], data)` and `compare_outputs({name: array or model,
+    …})` compare all pairs; `names` gives a list of models names. `data`: as in `compare`; predictions alone need none.
+    `measures`: by default all that the outputs and labels support, except `churn`, which is `disagreement` by another
+    name.
 
     `labels`: (n,) class numbers, or a function from a batch to labels; by default whole numbers y of (x, y) batches,
     or `labels` of dicts. `kind`: the kind of outputs, see `sosie.measure`. Of tuples, dicts and ModelOutputs, `logits`
@@ -89,11 +93,9 @@ def compare_outputs(
     draws new random numbers.
     """
     with together() as ranks:
-        names: Sequence[str | None] = ()
-        if isinstance(model_a, Mapping) and len(model_a) > 1:
-            names, model_a = list(map(str, model_a)), list(model_a.values())
-        things, data = things_and_data(model_a, model_b, data)
-        names = names or [None] * len(things)
+        if isinstance(model_a, Mapping) and len(model_a) > 1:  # here arrays are models too: their predictions
+            model_a, names = names_of(model_a, names)
+        things, names, data = models_and_data(model_a, model_b, data, names)
         chosen = None if measures is None else find_measures(measures, of="outputs")
         prepares = for_each("prepare", len(things), prepare_a, prepare_b)
         sources = [
@@ -266,9 +268,19 @@ class OutputPass:
                     _check_measures(self.measures, parts)
                 _add(totals, parts)
                 bar.advance(chunk.count)
-            mixing_notes(self.networks.values())  # while the models are borrowed
+            for network in self.networks.values():
+                network.note_after_pass()
         self.ranks.collect(on_device(totals, torch.device("cpu")), lambda parts: _add(totals, parts))
+        self.ranks.collect([reader.small for reader in self._readers], self._add_guesses)
+        if self.ranks.first:
+            for k in self.unique:
+                self._readers[k].check_guess()
         return totals
+
+    def _add_guesses(self, small: list[int | None]) -> None:
+        """What the outputs that another process read say about the kind that was guessed."""
+        for reader, theirs in zip(self._readers, small, strict=True):
+            reader.small = None if reader.small is None or theirs is None else reader.small + theirs
 
     def _read_chunk(self, chunk: Chunk, labels: Tensor | None) -> dict[Pair, Grid]:
         self._labelled = labels is not None
@@ -298,7 +310,7 @@ class OutputPass:
         """The images of a batch under shifts; without shifts the batch itself."""
         if not self.shifts:
             return batch
-        images = without_labels(batch) if self.inputs is None else self.inputs(batch)
+        images = without_labels(batch) if self.inputs is None else self.inputs(copied(batch))
         if isinstance(images, (tuple, list)) and len(images) == 1:
             images = images[0]
         if not isinstance(images, Tensor) or not images.is_floating_point():
@@ -452,7 +464,10 @@ def _comparison(
 ) -> Comparison:
     sums = next(iter(grid.values()))
     if measures is None:
-        measures = tuple(m for m in MEASURES.values() if m.reads_outputs and m.reads in sums.supplies)
+        # Churn is disagreement by another name: one of them is enough.
+        measures = tuple(
+            m for m in MEASURES.values() if m.reads_outputs and m.reads in sums.supplies and m.name != "churn"
+        )
     about = {**about, "inputs": sums.n, "outputs": list(sums.kinds)}
     if all(MarkedPredictions in each.supplies for each in grid.values()):
         right = {

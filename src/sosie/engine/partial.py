@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from ..capture import Chunk, gives_several_rows
 from ..files import DamagedFile, check_schema
 from ..measures import find
 from ..process_state import products
-from ..results import SIDE, Caveat, Comparison, Estimate, Side
+from ..results import SIDE, Caveat, Comparison, Estimate, Side, rules_of
 from ..stats import Sample, Statistic, load_statistics, moved, on_device, save_statistics
 from . import caveats
 from .evaluate import evaluate
@@ -39,7 +40,42 @@ SCHEMA = {
     "mixing?": [str],  # not in older files
     "seen?": (None, {str: str}),
     "first_rows?": [{str: [[float]]}],
+    "first_input?": (None, int),
+    "made_up?": (None, {"inputs": str, "rows": [{str: [[float]]}], "tolerated": [float]}),
 }
+
+
+@dataclass(frozen=True)
+class MadeUpRows:
+    """What two networks make of a few made-up inputs: equal for parts of one comparison, whatever their data."""
+
+    inputs: str  # their shapes: only the same inputs can be compared
+    rows: Sequence[RowSample]  # of either side
+    tolerated: Sequence[float]  # differences between machines
+
+    def differ_from(self, other: MadeUpRows, sides: tuple[Side, Side]) -> str | None:
+        """A sentence on where the rows differ."""
+        if self.inputs != other.inputs:
+            return None
+        tolerated = [max(pair) for pair in zip(self.tolerated, other.tolerated, strict=True)]
+        return _other_rows("the same made-up inputs", sides, self.rows, other.rows, tolerated)
+
+
+def _other_rows(
+    inputs: str,
+    sides: tuple[Side, Side],
+    one: Sequence[RowSample],
+    other: Sequence[RowSample],
+    tolerated: Sequence[float],
+) -> str | None:
+    for side, a, b, most in zip(sides, one, other, tolerated, strict=False):
+        for site in a:
+            if unlike(a, b, site, most):
+                return (
+                    f"{inputs} give other rows at {site} of {side.name}: they are prepared differently "
+                    "(prepare, inputs), another row rule is used (rows), or the model computes something else"
+                )
+    return None
 
 
 @dataclass(eq=False)
@@ -61,6 +97,10 @@ class Partial:
     mixing: tuple[str, ...] = ()  # notes on models that mix the inputs of a batch
     seen: InputDigests | None = None
     first_rows: Sequence[RowSample] = ()  # of either side, to detect rows made in another way
+    made_up: MadeUpRows | None = None  # what both sides make of inputs that do not depend on the data
+    first_input: int | None = None  # its index in the whole data; not in older files
+    merged_inputs: tuple[range, ...] = ()  # of other parts
+    order_samples: tuple[Sample | None, Sample | None] = (None, None)  # of either side: rows of the whole data
     max_rows: int | None = None  # the data may have fewer
     strained: dict[tuple[str, str], float] = field(default_factory=dict)  # large offsets of means, by model and site
     _waiting: list[Sample] = field(default_factory=list, init=False, repr=False)
@@ -91,7 +131,8 @@ class Partial:
         """A copy on the CPU, to be sent to another process."""
         self.settle()
         cpu = torch.device("cpu")
-        return replace(self, statistics={kind: on_device(part, cpu) for kind, part in self.statistics.items()})
+        statistics = {kind: on_device(part, cpu) for kind, part in self.statistics.items()}
+        return replace(self, statistics=statistics, order_samples=(None, None))
 
     def absorb(self, other: Partial, first_row: int) -> None:
         """Add the statistics of another process, from other chunks of the same data, which begin at `first_row`."""
@@ -106,6 +147,12 @@ class Partial:
         """The statistics over two parts of the data, each as it was saved."""
         if difference := self.differs_from(other, in_data=False):
             raise ValueError(f"these statistics are not of the same comparison: {difference}")
+        for mine, theirs in itertools.product(self.input_ranges, other.input_ranges):
+            if shared := range(max(mine.start, theirs.start), min(mine.stop, theirs.stop)):
+                raise ValueError(
+                    f"these statistics overlap: inputs {shared[0]} to {shared[-1]} are there more than once. Say where "
+                    "each part of the data begins: sosie.data.DataPart(data, first_row=…)"
+                )
         if self.made_with.get("data") and self.made_with["data"] == other.made_with.get("data"):
             raise ValueError(
                 "these statistics begin with the same input: is one part there twice? (see sosie.data.DataPart)"
@@ -116,7 +163,13 @@ class Partial:
                 kind: statistic.merge(other.statistics[kind])  # type: ignore[arg-type]
                 for kind, statistic in self.statistics.items()
             },
+            order_samples=(
+                _both(self.order_samples[0], other.order_samples[0]),
+                _both(self.order_samples[1], other.order_samples[1]),
+            ),
             inputs=self.inputs + other.inputs,
+            first_input=None,
+            merged_inputs=self.input_ranges + other.input_ranges,
             rows=self.rows + other.rows,
             seen=None,
             strained={**self.strained, **other.strained},
@@ -132,19 +185,20 @@ class Partial:
         for what in ("models", "settings", *(("data",) if in_data else ())):
             if self.made_with.get(what) != other.made_with.get(what):
                 return f"the {what} are not the same"
+        if not in_data and self.made_up is not None and other.made_up is not None:
+            return self.made_up.differ_from(other.made_up, (self.side_a, self.side_b))
         return None
+
+    @property
+    def input_ranges(self) -> tuple[range, ...]:
+        """Which inputs of the whole data these statistics are of, as far as that is known."""
+        own = () if self.first_input is None else (range(self.first_input, self.first_input + self.inputs),)
+        return own + self.merged_inputs
 
     def rows_differ_from(self, other: Partial, tolerated: Sequence[float]) -> str | None:
         """A sentence on where the same first inputs gave other rows; older files do not hold any."""
         sides = (self.side_a, self.side_b)
-        for side, a, b, most in zip(sides, self.first_rows, other.first_rows, tolerated, strict=False):
-            for site in a:
-                if unlike(a, b, site, most):
-                    return (
-                        f"the first inputs give other rows at {site} of {side.name}: they are prepared differently "
-                        "(prepare, inputs), another row rule is used (rows), or the model computes something else"
-                    )
-        return None
+        return _other_rows("the first inputs", sides, self.first_rows, other.first_rows, tolerated)
 
     # Values
 
@@ -165,7 +219,8 @@ class Partial:
                     draws=self.draws,
                     seed=self.seed,
                     interval=self.interval,
-                    independent=not gives_several_rows(self.rows_rule) or self.rows <= self.inputs,
+                    order_samples=self.order_samples,
+                    independent=not any(map(gives_several_rows, rules_of(self.rows_rule))) or self.rows <= self.inputs,
                 )
         values = {
             name: replace(estimates[name], caveats=(*estimates[name].caveats, *self._caveats(name)))
@@ -190,13 +245,16 @@ class Partial:
     def save(self, path: str | os.PathLike[str]) -> Path:
         self.settle()
         return save_statistics(
-            {str(kind): statistic for kind, statistic in self.statistics.items()},
+            {str(kind): statistic for kind, statistic in self.statistics.items()}
+            | {f"order_{side}": each for side, each in zip("ab", self.order_samples, strict=True) if each is not None},
             path,
             side_a=asdict(self.side_a),
             side_b=asdict(self.side_b),
             doubt={"draws": self.draws, "seed": self.seed, "interval": self.interval},
             mixing=self.mixing,
             first_rows=self.first_rows,
+            made_up=None if self.made_up is None else asdict(self.made_up),
+            first_input=self.first_input,
             seen=None if self.seen is None else {stretch: f"{total:x}" for stretch, total in self.seen.items()},
             **{name: getattr(self, name) for name in PLAIN},
         )
@@ -205,20 +263,29 @@ class Partial:
     def load(cls, path: str | os.PathLike[str]) -> Partial:
         statistics, about = load_statistics(path)
         check_schema(path, about, SCHEMA)
+        samples = statistics.pop("order_a", None), statistics.pop("order_b", None)  # not in older files
         try:
             seen = about.get("seen")
             return cls(
                 side_a=Side.from_json(about["side_a"]),
                 side_b=Side.from_json(about["side_b"]),
                 statistics=statistics,  # type: ignore[arg-type]
+                order_samples=samples,
                 mixing=tuple(about.get("mixing", ())),
                 first_rows=about.get("first_rows", ()),
+                made_up=MadeUpRows(**about["made_up"]) if about.get("made_up") else None,
+                first_input=about.get("first_input"),
                 seen=None if seen is None else {int(stretch): int(total, 16) for stretch, total in seen.items()},
                 **{name: about[name] for name in PLAIN},
                 **about["doubt"],
             )
         except ValueError as error:
             raise DamagedFile(f"{path} is damaged: {error}") from error
+
+
+def _both(one: Sample | None, other: Sample | None) -> Sample | None:
+    """One sample over both parts of the data, if both have theirs."""
+    return None if one is None or other is None else one.merge(other)
 
 
 def finish_files(paths: Sequence[str | os.PathLike[str]], provenance: dict[str, Any], **options: Any) -> Comparison:
@@ -262,6 +329,7 @@ class Checkpoint:
         if fresh.max_rows is not None and saved.inputs > fresh.max_rows:
             raise ValueError(f"{self.path} holds {saved.inputs} inputs already, more than max_rows={fresh.max_rows}")
         fresh.statistics, fresh.inputs, fresh.rows = dict(saved.statistics), saved.inputs, saved.rows
+        fresh.order_samples = saved.order_samples
         self._before, self._held = saved.seen, saved.inputs
         self._other_rows = fresh.rows_differ_from(saved, self._tolerated)
         return saved.inputs

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import platform
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
@@ -35,10 +36,12 @@ def provenance(**about: Any) -> dict[str, Any]:
     return facts
 
 
-def describe_model(model: nn.Module, name: str, weights: str, inputs: str = "") -> str:
-    """One line about a model; `weights`: their origin, from `models.weights_of`."""
+def describe_model(model: nn.Module, name: str, weights: str, inputs: str = "", known_as: str = "") -> str:
+    """One line about a model; `weights`: their origin, from `models.weights_of`; `known_as`: its own name."""
     count = sum(parameter.numel() for parameter in model.parameters())
-    parts = [type(model).__name__, f"{count:,} parameters", weights, inputs]
+    kind = type(model).__name__
+    own = known_as if known_as not in (kind, name) and not name.startswith(f"{known_as} (") else ""
+    parts = [own, kind, f"{count:,} parameters", weights, inputs]
     return f"{name}: {', '.join(filter(None, parts))}"
 
 
@@ -100,6 +103,11 @@ _PARTS_OF_WORDS = {1: torch.uint8, 2: torch.int16, WORD: torch.int32}
 def digest_of(value: Any) -> str:
     """A short digest of tensors in any structure; anything else is digested as text."""
     return Digest(value).read()
+
+
+def digest_of_model(model: nn.Module) -> str:
+    """A short digest of a model's modules and their settings as it prints them, without its weights."""
+    return digest_of(re.sub(r" at 0x[0-9a-f]+", "", repr(model)))  # where a function lies differs from run to run
 
 
 InputDigests = dict[int, int]  # for each `STRETCH` of inputs, the sum of their digests mod 2¹²⁸, in any order

@@ -91,7 +91,7 @@ def judged(measure: Measure, value: Array, drawn: Array, tie: float = TIE) -> Ch
     unknown = ~np.isfinite(value) | ~np.isfinite(drawn).all(0)
     for array in (p, p_search):
         array[unknown] = np.nan
-    return Chance(mean, spread_of_draws, p, p_search, least_p=1 / len(standard))
+    return Chance(mean, spread_of_draws, p, p_search, p_floor=1 / len(everything))
 
 
 # Standard errors: from groups of rows left out in turn, or from halves and quarters of the rows
@@ -240,17 +240,22 @@ def from_all_rows(measure: Measure, statistic: Statistic) -> Array | None:
     pairs within blocks only. Their variance falls with the rows of a block, so cutting blocks of b rows in two changes
     the value by as much as joining them would, up to 1 − b/n: the changes of single groups give the size.
     """
-    if not isinstance(statistic, Grams) or statistic.exact or (halves := statistic.halves) is None:
+    if not isinstance(statistic, Grams) or statistic.exact or statistic.halves is None:
         return None
-    groups, kind = statistic.groups, measure.reads
+    return as_array(block_deviation(measure, statistic)) * student(int(statistic.groups.sum()), CONFIDENCE)
+
+
+def block_deviation(measure: Measure, statistic: Grams) -> Tensor:
+    """The standard deviation of the value from blocks about that from all rows; see `from_all_rows`."""
+    groups, kind, halves = statistic.groups, measure.reads, statistic.halves
+    assert halves is not None
     count = int(groups.sum())
     changes, left = (
         measure(statistic.alignment(kind, jackknife=without)) - measure(halves.alignment(kind, jackknife=without))
         for without in (False, True)
     )
     single = count * changes - (count - 1) * left[groups]  # pseudo-values, which are 0 on average
-    size = (single.square().sum(0) * (1 - 1 / statistic.blocks)).sqrt() / count
-    return as_array(size) * student(count, CONFIDENCE)
+    return (single.square().sum(0) * (1 - 1 / statistic.blocks)).sqrt() / count
 
 
 def around(measure: Measure, value: Array, error: Error, shrink: float = 1.0) -> tuple[Array, Array]:

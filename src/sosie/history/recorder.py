@@ -16,10 +16,10 @@ from uuid import uuid4
 import torch
 from torch import Tensor, nn
 
-from ..capture import Batches, Chunk, Rule, check_rule, count_inputs, cut, recut, unwrap, without_labels
+from ..capture import Batches, Chunk, Rule, check_rule, copied, count_inputs, cut, recut, unwrap, without_labels
 from ..capture.batches import explain_types
 from ..capture.sites import named_parameters
-from ..checks import one_of, whole_number
+from ..checks import one_of, renamed, whole_number
 from ..engine.network import Network
 from ..models import atom_layers
 from ..process_state import products
@@ -32,14 +32,14 @@ What = Literal["atoms", "weights", "activations"]
 class Recorder(AbstractContextManager["Recorder"]):
     """Records a model at each step: `recorder.record(step)` in any loop, `fit(…, after_epoch=recorder.record)`.
 
-    `what`: the atoms of layers made of them, the weights of layers, or activations on `probe` (data as for `compare`),
+    `what`: the atoms of layers made of them, the weights of layers, or activations on `data` (as for `compare`),
     which become rows by the rule `rows`. `sites`: names, globs or types; None takes all layers of atoms, all layers
     with a matrix of weights, or for activations blocks or layers as `compare` does. Every `every`-th step is recorded,
     in numbers of type `dtype`. `prepare` and `inputs` are as for `compare`. `by_depth=False`: sites are not in order of
     depth (as in a state dict sorted by name), so nothing is concluded from their order.
 
     The folder holds run.json and records, which grows by whole records: a run that is killed loses at most the record
-    it was writing. A recorder of the same model, sites and probe continues after the last step of its folder; an
+    it was writing. A recorder of the same model, sites and data continues after the last step of its folder; an
     earlier step raises. `resume(step)` removes later records, for a run that goes back to a checkpoint. The model's
     mode, gradients and random state are left as found.
     """
@@ -51,19 +51,21 @@ class Recorder(AbstractContextManager["Recorder"]):
         what: What = "atoms",
         *,
         sites: Any = None,
-        probe: Any = None,
+        data: Any = None,
         rows: Rule = "flatten",
         every: int = 1,
         dtype: torch.dtype = torch.float32,
         prepare: Callable[[Any], Any] | None = None,
         inputs: Callable[[Any], Any] | None = None,
         by_depth: bool = True,
+        probe: Any = None,
     ) -> None:
         one_of(what, "what", KINDS)
-        if probe is None and what == "activations":
-            raise ValueError("activations need inputs: give probe=")
-        if probe is not None and what != "activations":
-            raise ValueError(f"probe= is for activations, not for {what}")
+        data = renamed(probe, data, "probe", "data")
+        if data is None and what == "activations":
+            raise ValueError("activations need inputs: give data=")
+        if data is not None and what != "activations":
+            raise ValueError(f"data= is for activations, not for {what}")
         if dtype not in CODES:
             raise ValueError(f"dtype={dtype}: one of {', '.join(map(str, CODES))}")
         self.folder, self.model, self.what = Path(folder), model, what
@@ -72,7 +74,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         if what == "activations":
             if not isinstance(model, nn.Module):
                 raise TypeError(f"activations need a torch.nn.Module to run, got {type(model).__name__}")
-            self._probe = probe if isinstance(probe, Probe) else Probe(probe, rows, prepare=prepare, inputs=inputs)
+            self._probe = data if isinstance(data, Probe) else Probe(data, rows, prepare=prepare, inputs=inputs)
         self.about = self._describe(by_depth)
         if self.folder.exists() and not self.folder.is_dir():
             raise NotADirectoryError(f"{self.folder} is a file: name a folder")
@@ -181,19 +183,25 @@ def _bytes(tensor: Tensor) -> bytes:
 
 def _atoms(model: Model, sites: Any) -> dict[str, tuple[Tensor, Tensor]]:
     """The atoms and coefficients of the layers made of them, in the order of registration."""
+    parameters = named_parameters(model)
+    modules: Mapping[str, nn.Module | None]
     if isinstance(model, nn.Module):
         modules = atom_layers(unwrap(model))
-        layers = {name: (layer.atoms.detach(), layer.coefficients.detach()) for name, layer in modules.items()}
     else:
-        modules = {}
-        names = [name.removesuffix(".atoms") for name in model if name.endswith(".atoms")]
-        layers = {n: (model[f"{n}.atoms"], model[f"{n}.coefficients"]) for n in names if f"{n}.coefficients" in model}
-    if not layers:
+        names = [name.removesuffix(".atoms") for name in parameters if name.endswith(".atoms")]
+        modules = {name: None for name in names if f"{name}.coefficients" in parameters}
+    if not modules:
         raise ValueError(
             "the model has no layer of atoms: decompose(model, m) or with_atoms(model, m) of sosie.models.atoms makes "
             "them; or record weights or activations"
         )
-    return {name: layers[name] for name in choose_sites(layers, sites, "layer of atoms", modules)}
+    return {
+        name: (
+            _tensor(parameters, name, "atoms", modules[name]),
+            _tensor(parameters, name, "coefficients", modules[name]),
+        )
+        for name in choose_sites(modules, sites, "layer of atoms", modules)
+    }
 
 
 def _weights(model: Model, sites: Any) -> dict[str, Tensor]:
@@ -201,28 +209,39 @@ def _weights(model: Model, sites: Any) -> dict[str, Tensor]:
 
     Sites are layers or parameters by name, globs of them, or types of layers.
     """
-    weights: dict[str, Tensor] = {}
-    modules: dict[str, nn.Module] = {}
     parameters = named_parameters(model)
     if isinstance(model, nn.Module):
-        for name, module in unwrap(model).named_modules():
-            weight = getattr(module, "weight", None)
-            if name and isinstance(weight, Tensor) and weight.ndim > 1:
-                weights[name], modules[name] = weight.detach(), module
+        modules: dict[str, nn.Module | None] = dict(unwrap(model).named_modules())
     else:
-        for full, tensor in parameters.items():
-            name, _, last = full.rpartition(".")
-            if name and last == "weight" and tensor.ndim > 1:
-                weights[name] = tensor
-            elif last == "atoms" and f"{name}.coefficients" in parameters:
-                with products():
-                    weights[name] = torch.einsum("oim,mhw->oihw", parameters[f"{name}.coefficients"], tensor)
+        modules = dict.fromkeys(name.rpartition(".")[0] for name in parameters)
+    weights: dict[str, Tensor] = {}
+    for name, module in modules.items():
+        weight = _weight(parameters, name, module)
+        if name and isinstance(weight, Tensor) and weight.ndim > 1:
+            weights[name] = weight
     if sites is None:
         if not weights:
             raise ValueError("the model has no layer with a matrix of weights; name parameters as sites")
         return weights
     every = {**weights, **{name: tensor for name, tensor in parameters.items() if name not in weights}}
-    return {name: every[name] for name in choose_sites(every, sites, "layer or parameter", modules)}
+    layers = {name: modules[name] for name in weights}
+    return {name: every[name] for name in choose_sites(every, sites, "layer or parameter", layers)}
+
+
+def _weight(parameters: Mapping[str, Tensor], name: str, module: nn.Module | None) -> Any:
+    atoms, coefficients = (parameters.get(f"{name}.{part}") for part in ("atoms", "coefficients"))
+    if atoms is None or coefficients is None:
+        return _tensor(parameters, name, "weight", module)
+    with products():
+        return (coefficients.flatten(0, 1) @ atoms.flatten(1)).view(*coefficients.shape[:2], *atoms.shape[1:])
+
+
+def _tensor(parameters: Mapping[str, Tensor], name: str, part: str, module: nn.Module | None) -> Any:
+    """A layer's tensor as `named_parameters` computes it; a shared one, which that names once, from the layer."""
+    if f"{name}.{part}" in parameters:
+        return parameters[f"{name}.{part}"]
+    own = getattr(module, part, None)
+    return own.detach() if isinstance(own, Tensor) else own
 
 
 class Probe:
@@ -242,8 +261,8 @@ class Probe:
 
             data = open_data(data)
         check_rule(rows)
-        # Read once: a loader that shuffles would give different inputs at each step.
-        self.batches = [chunk.batch for chunk in recut(Batches(data), block=None, max_rows=max_rows)]
+        # Read once and copied: a loader may shuffle, and the tensors may be written to before the next step.
+        self.batches = [copied(chunk.batch) for chunk in recut(Batches(data), block=None, max_rows=max_rows)]
         self.inputs = sum(map(count_inputs, self.batches))
         self.rows, self.prepare, self._inputs = rows, prepare, inputs
         self.rule = rows if isinstance(rows, str) else getattr(rows, "__name__", "function")

@@ -389,7 +389,10 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
 
 
 def choose_sites(
-    known: Mapping[str, Any] | tuple[str, ...], sites: Any, word: str, modules: Mapping[str, nn.Module] | None = None
+    known: Mapping[str, Any] | tuple[str, ...],
+    sites: Any,
+    word: str,
+    modules: Mapping[str, nn.Module | None] | None = None,
 ) -> list[str]:
     """The known names that `sites` (names, globs, types of modules) select, in their known order; None: all."""
     if sites is None:

@@ -245,9 +245,11 @@ def open_hugging_face(folder: str) -> tuple[nn.Module, Normalise | Tokenise | No
         )
     transformers = import_library("transformers", f"hf:{folder}", extra="hf")
     safely = {"local_files_only": True, "trust_remote_code": False}
+    # As the file has them, which transformers 5 does unasked.
+    types = {"torch_dtype": "auto"} if transformers.__version__.startswith("4.") else {}
     try:
         model, facts = transformers.AutoModel.from_pretrained(
-            str(path), use_safetensors=True, output_loading_info=True, **safely
+            str(path), use_safetensors=True, output_loading_info=True, **safely, **types
         )
         has_words = (path / "tokenizer.json").is_file()
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), **safely) if has_words else None

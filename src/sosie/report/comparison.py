@@ -31,6 +31,7 @@ from ..results import (
     least_first,
     number,
     over_sites,
+    rules_of,
     sites_least_first,
     summarise,
     transfer_sentence_of_all,
@@ -451,7 +452,6 @@ def _measure(comparison: Comparison, name: str, brief: bool) -> dict[str, Any]:
         "counted": _counted(comparison, name),
         "statistic": visible(values.statistic),
         "same": values.same,
-        "leastP": values.least_p,
         "extent": extent(values.bounds),
         "caveats": [
             {"text": d.text, "reach": d.reach, "all": d.everywhere, "where": [] if d.everywhere else d.where}
@@ -462,6 +462,7 @@ def _measure(comparison: Comparison, name: str, brief: bool) -> dict[str, Any]:
     arrays = {kind: getattr(values, kind) for kind in _DOUBT if getattr(values, kind) is not None}
     shown["dropped"] = [kind for kind in arrays if brief and kind in _SPARED]
     shown.update({kind: packed(array) for kind, array in arrays.items() if kind not in shown["dropped"]})
+    shown["pFloor"] = values.p_floor
     shown["correction"] = None if by_chance(values) is None else correction(values)
     shown["calibrated"] = None if "null" in shown["dropped"] else _calibrated(values)
     return shown
@@ -492,7 +493,9 @@ def _counted(comparison: Comparison, name: str) -> tuple[str, str]:
         return "Inputs", f"{n:,}, each answered once"
     if rule == TENSORS:
         return "Numbers", f"{n:,} in all layers of A"
-    return "Rows", f"{n:,}, made by the rule “{visible(rule)}”"
+    rules = dict.fromkeys(map(visible, rules_of(rule)))
+    words = " for A and ".join(f"“{rule}”" for rule in rules) + (" for B" if len(rules) == 2 else "")
+    return "Rows", f"{n:,}, made by the rule{'s' * (len(rules) == 2)} {words}"
 
 
 def _calibrated(values: Estimate) -> dict[str, Any] | None:

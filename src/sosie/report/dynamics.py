@@ -20,9 +20,11 @@ BARS, PLAIN_BARS = "▁▂▃▄▅▆▇█", ".:-=+*%#"
 SPARK = 24  # most letters of a small curve
 CURVE = "to the end"
 SETTLED = {
-    "up": "Settled: the first step from which the similarity to the last state stays at or above the threshold.",
+    "up": "Settled: the first step from which the similarity to the last state stays at or above the threshold; "
+    "later: not before the last step, where every state is near itself.",
     "down": "Settled: the first step from which the distance to the last state stays at or below the share of the "
-    "distance between the first state and the last that the threshold leaves (0.99: a hundredth).",
+    "distance between the first state and the last that the threshold leaves (0.99: a hundredth); later: not "
+    "before the last step.",
 }
 
 

@@ -33,8 +33,8 @@ ESTIMATE = {  # arrays are checked as they are read
     "same": (float, None),
     "caveats": [{"text": str, "site_a": (None, str), "site_b": (None, str), "undefined?": bool}],
     "meaning?": str,
-    "least_p?": (float, None),
     "paper?": str,
+    "p_floor?": (float, None),
 }
 COMPARISON = {
     "side_a": SIDE,
@@ -114,7 +114,7 @@ class Chance:
     p: Array | None = None
     p_search: Array | None = None
     rows: int | None = None  # rows of the draws, if fewer than those of the value
-    least_p: float | None = None  # the smallest that the draws can give
+    p_floor: float | None = None  # the smallest p that so many draws can give
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,8 @@ class Estimate:
     p_search: Array | None = None  # how often it gives one anywhere in the matrix
     block_error: Array | None = None  # of values from blocks of rows: how far the value from all rows may be (95 %)
     caveats: tuple[Caveat, ...] = ()
+    p_floor: float | None = None  # the smallest p that the draws can give: 1 / (draws + 1)
     meaning: str = ""  # a sentence on what the number is: the first line of the measure's docstring
-    least_p: float | None = None  # the smallest p that the draws can give
     paper: str = ""  # the keys of `sosie.papers.PAPERS` that the measure cites
 
     @classmethod
@@ -165,7 +165,7 @@ class Estimate:
             bounds=facts.bounds,
             same=facts.same,
             caveats=tuple(caveats),
-            least_p=None if chance is None or chance.p is None else chance.least_p,
+            p_floor=None if chance is None else chance.p_floor,
             meaning=getattr(facts, "summary", ""),
             paper=getattr(facts, "paper", ""),
             **{name: None if array is None else np.where(undefined, np.nan, array) for name, array in beside.items()},
@@ -195,7 +195,7 @@ class Estimate:
         caveats = (Caveat(c["text"], c["site_a"], c["site_b"], c.get("undefined", False)) for c in content["caveats"])
         about = {name: content.get(name, "") for name in ("meaning", "paper")}
         return cls(
-            **arrays, **plain, **about, least_p=content.get("least_p"), bounds=(low, high), caveats=tuple(caveats)
+            **arrays, **plain, **about, p_floor=content.get("p_floor"), bounds=(low, high), caveats=tuple(caveats)
         )
 
     @property
@@ -272,6 +272,8 @@ class Comparison(Result):
                     rows.append(
                         {
                             "measure": name,
+                            "model_a": self.side_a.name,
+                            "model_b": self.side_b.name,
                             "site_a": site_a,
                             "site_b": site_b,
                             "value": float(values.value[i, j]),
@@ -370,6 +372,20 @@ def closest(values: Estimate) -> list[int | None]:
     """The closest column of each row, by the measure's own direction; None where all values are undefined."""
     score = values.value if values.closer == "up" else -values.value
     return [None if np.isnan(row).all() else int(np.nanargmax(row)) for row in score]
+
+
+# The row rules of both sides, as results and files state them
+
+
+def rules_in_words(rule_a: str, rule_b: str) -> str:
+    """The row rules of A and of B as one text: "cls and last", or "mean" where they are the same."""
+    return " and ".join(dict.fromkeys([rule_a, rule_b]))
+
+
+def rules_of(text: str) -> tuple[str, str]:
+    """The row rules of A and of B from their text."""
+    rule_a, _, rule_b = text.partition(" and ")
+    return rule_a, rule_b or rule_a
 
 
 # Which sites are layers: comparisons of weights may have one more site, for the whole model
@@ -491,7 +507,15 @@ class Comparisons(Result):
         return self.names.index(part)
 
     def matrix(self, measure: str) -> Array:
-        """Model by model: the mean over layers of the value at the same depth (symmetric; NaN where undefined)."""
+        """Model by model: the mean over layers of the value at the same depth; NaN where undefined.
+
+        A pair i < j is compared in that direction. Below the diagonal the matrix repeats its values if the measure is
+        symmetric, and is NaN if not: compare the models in the other order for those.
+        """
+        from ..measures import MEASURES
+
+        known = MEASURES.get(measure.partition("(")[0])
+        symmetric = known is None or known.symmetric
         lazy = self.pairs if isinstance(self.pairs, LazyComparisons) else None
         if lazy is not None and (at_once := lazy.whole(measure)) is not None:
             return at_once
@@ -499,7 +523,9 @@ class Comparisons(Result):
         for i, j in self.pairs:
             value = at_layers(self.pairs[i, j], measure).value if lazy is None else lazy.value((i, j), measure)
             average = mean(value[np.arange(len(value)), list(same_depth(*value.shape))])
-            matrix[i, j] = matrix[j, i] = np.nan if average is None else average
+            matrix[i, j] = np.nan if average is None else average
+            if symmetric:
+                matrix[j, i] = matrix[i, j]
         if self.pairs and (same := next(iter(self.pairs.values()))[measure].same) is not None:
             np.fill_diagonal(matrix, same)
         return matrix
@@ -558,18 +584,17 @@ def correction(values: Estimate) -> str:
     return "not corrected for the search" if values.p_search is None else "corrected for the search"
 
 
-def written_p(p: float, least: float | None = None) -> str:
+def written_p(p: float, floor: float | None = None) -> str:
     """A p-value with three decimals, or four if three would not show on which side of the level it lies.
 
-    The least that the draws can give is an upper limit: "≤ 0.005".
+    At the smallest that its draws can give it is an upper bound: "≤ 0.005".
     """
     if not np.isfinite(p):
         return "unknown"
-    if least is not None and p <= least * (1 + 1e-6):
-        unit = 10.0 ** np.floor(np.log10(least))
-        return f"≤ {np.ceil(least / unit - 1e-6) * unit:.1g}"
     if p < 0.001:
         return "<0.001"
+    if floor is not None and p <= floor * (1 + 1e-6):
+        return f"≤ {written_p(p)}"
     return f"{p:.4f}" if f"{p:.3f}" == f"{LEVEL:.3f}" else f"{p:.3f}"
 
 
@@ -591,5 +616,5 @@ def doubts(values: Estimate, i: int, j: int | None, digits: int = 3) -> dict[str
     if (p := decisive_p(values)) is not None:
         p_value = np.nan if j is None else float(p[i, j])
         marks = stars(p_value)
-        texts["p"] = f"{written_p(p_value, values.least_p)} {marks:<4}" if marks and digits > 2 else marks
+        texts["p"] = f"{written_p(p_value, values.p_floor)} {marks:<4}" if marks and digits > 2 else marks
     return texts

@@ -38,7 +38,9 @@ from .gradients import BETA, GradientNetwork, Loss, input_numbers, predictive_of
 from .kernels import KERNELS, Kernel, kernel_of
 
 PARTS = ("features", "gradients", "hadamard", "maps")  # the parts of a site that can be sketched
-SAME_DATA = 1e-4  # largest distance of two fingerprints of the same inputs, relative to their length
+# Largest distance of two fingerprints of the same inputs, relative to their length: float32 rounds up to 6e-6 of it
+# away (150,528 numbers per input), and inputs in another order differ by little where they lie far from zero.
+SAME_DATA = 2e-5
 SIZE = 512
 DEFAULT_KERNELS = ("features", "gradients", "hadamard")
 MOST_CLASSES = 2**15  # larger whole numbers are not read as labels: a column for each would take too much memory
@@ -469,7 +471,7 @@ def sketch(
         maker = SketchMaker(network, dict(zip(side.sites, makers, strict=True)), buckets, stream.first_row * per_input)
         for chunk in network.chunks(stream, task="sketching"):
             maker.take(chunk)
-        mixing = mixing or network.mixing_in_pass()
+        mixing = mixing or network.note_after_pass()
         sums = maker.finish()
         digest = network.digest()
     rule = rows if isinstance(rows, str) else getattr(rows, "__name__", "function")

@@ -1,6 +1,6 @@
 """OutputSums: counts and sums over the paired outputs of two models; memory does not grow with the inputs.
 
-They are kept by group, input i in group i modulo 32: leaving out each group in turn gives the interval.
+They are kept by group, which a hash of the input's index decides: leaving out each group in turn gives the interval.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 from ..checks import one_of
 from ..linalg import for_numpy, once
 from .grams import GROUPS, by_group, over_groups
+from .sampling import dealt_groups
 
 # The views that measures read
 
@@ -106,6 +107,7 @@ class Reader:
     def __init__(self, name: str, kind: str = "auto") -> None:
         self.name, self.kind, self._given = name, one_of(kind, "kind", KINDS), kind != "auto"
         self._width: int | None = None
+        self.small: int | None = 0  # how many numbers there were, while all lay between 0 and 1; None: not all do
 
     def learnt(self) -> tuple[str, int | None]:
         """The kind and width that the first batch decided, for another process to start from."""
@@ -126,11 +128,18 @@ class Reader:
             )
         if self.kind == "auto":
             self.kind = _kind_of(outputs, self.name)
+        if self.kind == "logits" and not self._given and self.small is not None:
+            self.small = self.small + outputs.numel() if _between_0_and_1(outputs) else None
         answers = self._answers(outputs)
         if self._width not in (None, answers.width):
             raise ValueError(f"{self.name}: {answers.width} outputs per input, but {self._width} in an earlier batch")
         self._width = answers.width
         return answers
+
+    def check_guess(self) -> None:
+        """After the last batch: ask if outputs of small batches were taken for logits, but all lie between 0 and 1."""
+        if self.small is not None and self.small >= NO_CHANCE:
+            raise ValueError(_ASK.format(self.name))
 
     def _answers(self, outputs: Tensor) -> Answers:
         shape = tuple(outputs.shape)
@@ -214,12 +223,19 @@ def _kind_of(outputs: Tensor, name: str) -> str:
     sums = outputs.double().sum(1)
     if bool((outputs >= 0).all()) and bool(((sums - 1).abs() <= SUMS_TO_ONE).all()):
         return "probabilities"
-    if outputs.numel() >= NO_CHANCE and bool(((outputs >= 0) & (outputs <= 1)).all()):
-        raise ValueError(
-            f"{name}: outputs between 0 and 1 whose rows do not sum to 1 may be logits, or probabilities of labels "
-            "that do not exclude each other: set kind='logits', or kind='regression' to compare the numbers"
-        )
+    if outputs.numel() >= NO_CHANCE and _between_0_and_1(outputs):
+        raise ValueError(_ASK.format(name))
     return "logits"
+
+
+_ASK = (
+    "{}: outputs between 0 and 1 whose rows do not sum to 1 may be logits, or probabilities of labels "
+    "that do not exclude each other: set kind='logits', or kind='regression' to compare the numbers"
+)
+
+
+def _between_0_and_1(outputs: Tensor) -> bool:
+    return bool(((outputs >= 0) & (outputs <= 1)).all())
 
 
 @dataclass(frozen=True)
@@ -414,7 +430,7 @@ def _classes(a: Answers, b: Answers) -> int | None:
 
 
 def _groups(rows: Tensor, start: int) -> tuple[Tensor, Tensor]:
-    groups = torch.arange(start, start + len(rows), device=rows.device) % GROUPS
+    groups = dealt_groups(torch.arange(start, start + len(rows), device=rows.device), GROUPS)
     return groups, torch.bincount(groups, minlength=GROUPS).double()
 
 

@@ -21,7 +21,7 @@ from ..linalg import (
     total_squares,
     without_mean,
 )
-from .sampling import Shuffle
+from .sampling import Shuffle, dealt_evenly
 from .views import Alignment, DebiasedAlignment, UncentredAlignment
 
 GROUPS = 20  # of rows, to be left out in turn
@@ -102,10 +102,11 @@ class RowGrams:
         xs, ys = ([without_mean(x) if centre else x for x in side] for side in (self.xs, self.ys))
         return xs, ys
 
-    @property
+    @once
     def _dealt(self) -> list[Tensor]:
-        """The rows of each group: row i is in group i modulo G."""
-        return [torch.arange(g, len(self.xs[0]), self.groups, device=self.xs[0].device) for g in range(self.groups)]
+        """The rows of each group."""
+        group = dealt_evenly(len(self.xs[0]), self.groups).to(self.xs[0].device)
+        return [(group == g).nonzero().flatten() for g in range(self.groups)]
 
     def _grouped(self, centre: bool) -> GroupProducts | None:
         """Products by group; None if covariances are cheaper."""

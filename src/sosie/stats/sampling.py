@@ -27,16 +27,35 @@ def row_hash(index: np.ndarray, seed: int) -> np.ndarray:
     return row_bits(seed, torch.from_numpy(np.asarray(index, dtype=np.int64))).numpy().view(np.uint64)
 
 
+_DEALT = 0xDEA17  # keeps groups of rows apart from the rows that a sample keeps
+
+
+def dealt_groups(index: Tensor, groups: int) -> Tensor:
+    """The group of each row by a hash of its global index: unrelated to the order that rows come in."""
+    return shifted(row_bits(_DEALT, index), 1) % groups
+
+
+def dealt_evenly(n: int, groups: int) -> Tensor:
+    """(n,) The group of each of n rows: groups of equal size, unrelated to the order of the rows."""
+    order = np.argsort(row_hash(np.arange(n), _DEALT), kind="stable")
+    group = torch.empty(n, dtype=torch.int64)
+    group[torch.from_numpy(order)] = torch.arange(n) % groups
+    return group
+
+
 class RowSampler:
     """Keeps the rows of a stream with the smallest hashes of their global index.
 
     Both models share it, so that rows stay paired. Draws shrink as smaller hashes come; merging drops the excess.
     """
 
-    def __init__(self, rows: int = ROWS, seed: int = 0) -> None:
+    def __init__(self, rows: int = ROWS, seed: int = 0, *, of: int | None = None) -> None:
+        """`of`: how many rows there will be, if that is known; then few are drawn that will not be kept."""
         if rows < 4:
             raise ValueError(f"a sample needs at least 4 rows, got {rows}")
         self.rows, self.seed = rows, seed
+        share = 1.0 if not of else min(1.0, (rows + 5 * rows**0.5) / of)
+        self._highest = np.uint64(min(int(share * 2**64), 2**64 - 1))
         self._best = np.empty(0, dtype=np.uint64)
         self._drawn: tuple[int, int] | None = None
         self._kept = np.empty(0, dtype=np.int64)
@@ -46,7 +65,10 @@ class RowSampler:
         if self._drawn != (start, count):
             index = np.arange(start, start + count)
             hashes = row_hash(index, self.seed)
-            self._best = np.sort(np.concatenate([self._best, hashes]))[: self.rows]
+            low = hashes <= self._highest
+            index, hashes = index[low], hashes[low]
+            if len(index):
+                self._best = np.sort(np.concatenate([self._best, hashes]))[: self.rows]
             if len(self._best) == self.rows:
                 index = index[hashes <= self._best[-1]]
             self._drawn, self._kept = (start, count), index

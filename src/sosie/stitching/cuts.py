@@ -249,15 +249,19 @@ class Cut:
     def _can_replay(self, example: CallArguments) -> bool:
         """True if replaying gives the output of the whole forward, for other activations, inputs and masks too."""
 
+        def represented(call: CallArguments) -> Tensor:
+            call = call.map(_copied)
+            return self.representation(*call.args, **call.kwargs)
+
         def is_same(call: CallArguments) -> bool:
-            representation = self.representation(*call.args, **call.kwargs)
+            representation = represented(call)
             flipped = call.map(lambda _, leaf: leaf.flip(0) if isinstance(leaf, Tensor) else leaf)
             for activation in (representation, representation.flip(0)):
-                expected = self._substituted(activation, call)
+                expected = self._substituted(activation, call.map(_copied))
                 self._root(*flipped.args, **flipped.kwargs)  # so that no module remembers anything of this input
                 with kept_attributes(self._root):
                     before = _marks(self._parents)
-                    output = self._run_above(activation, call)
+                    output = self._run_above(activation, call.map(_copied))
                     self._leaves_marks |= _marks(self._parents) != before
                 if not _same_outputs(output, expected):
                     return False
@@ -269,8 +273,8 @@ class Cut:
         with suppress(Exception):  # a forward that cannot be replayed may fail in any way
             if all(map(is_same, calls)):
                 return True
+        again = self._substituted(represented(example), example.map(_copied))
         whole = self._root(*example.args, **example.kwargs)
-        again = self._substituted(self.representation(*example.args, **example.kwargs), example)
         if not _same_outputs(again, whole):
             raise SiteError(f"two forwards of one input differ above {self.site.label!r}: the model is random in eval")
         return False

@@ -25,7 +25,7 @@ from ..capture import Site, as_found, count_inputs, cut, kept_attributes, to_row
 from ..capture.batches import CallArguments
 from ..checks import listed, one_of, parse_call
 from ..engine.caveats import of_left_out
-from ..engine.network import number_duplicates
+from ..engine.network import models_and_data, number_duplicates
 from ..engine.plan import find_measures
 from ..engine.provenance import digest_of, provenance
 from ..files import DamagedFile, check_schema, plain_json, read_tensors, write_tensors
@@ -266,9 +266,10 @@ _UNLABELLED = "the test data have no labels, so there is no accuracy"
 def stitch_sites(
     model_a: Any,
     model_b: Any,
-    data: Any,
+    data: Any = None,
     *,
     test: Any = None,
+    names: Sequence[str | None] | None = None,
     sites_a: Any = None,
     sites_b: Any = None,
     pairs: Pairs = "diagonal",
@@ -290,12 +291,19 @@ def stitch_sites(
     `measures`, from the same sums as the fits, so over every position of every input.
 
     `sites_a`, `sites_b`: as in `compare`, with its default. Sites of B that something bypasses (a skip connection) are
-    left out with a caveat, or refused if `sites_b` names them. `fit` is a closed form, or task_loss, which is trained
+    left out with a caveat, or refused if `sites_b` names them. `names` gives the models names, as does
+    `stitch_sites({"base": a, "tuned": b}, data)`. `fit` is a closed form, or task_loss, which is trained
     for one pair after the other. `max_rows`: how many inputs to fit on, and to evaluate on. For the rest see `stitch`.
     """
     one_of(precision, "precision", PRECISIONS)
     one_of(pairs, "pairs", ("diagonal", "all"))
     (how,) = find_fits([fit])
+    things, all_names, data = models_and_data(model_a, model_b, data, names)
+    if len(things) != 2:
+        raise ValueError(f"two models are stitched, the lower part of A to the upper part of B; got {len(things)}")
+    (model_a, model_b), (name_a, name_b) = things, all_names
+    if data is None:
+        raise TypeError("stitching needs data, the third argument: (model_a, model_b, data)")
     chosen = find_measures(measures, of="layers") if measures else ()
     for measure in chosen:
         if measure.reads not in (Alignment, UncentredAlignment, Covariances, Neurons):
@@ -309,8 +317,8 @@ def stitch_sites(
         raise ValueError("these data can be read only once, by the fit: give test=, or data that can be read again")
     first, batches = look_into(source)
     models = (
-        CutModel.of(model_a, prepare=prepare_a, inputs=inputs),
-        CutModel.of(model_b, prepare=prepare_b, inputs=inputs),
+        CutModel.of(model_a, name=name_a, prepare=prepare_a, inputs=inputs),
+        CutModel.of(model_b, name=name_b, prepare=prepare_b, inputs=inputs),
     )
     number_duplicates(models)
     grid = find_pairs(models, (sites_a, sites_b), pairs, first, resize)

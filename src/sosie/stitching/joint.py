@@ -280,11 +280,11 @@ def _batches(data: Any) -> Batches:
 
 def look_into(data: Any) -> tuple[Any, Iterator[Any]]:
     """The first inputs, at least two if there are as many, and an iterator over all batches, these included."""
-    batches = iter(_batches(data))
-    first: list[Any] = []
+    source = _batches(data)
+    batches, first = iter(source), list[Any]()
     with kept_random_state():
         while sum(map(count_inputs, first)) < TRIED and (batch := next(batches, None)) is not None:
-            first.append(batch)
+            first.append(source.kept(batch))
     return join(first), itertools.chain(first, batches)
 
 
@@ -296,7 +296,8 @@ def chunks_of(data: Any, max_rows: int | None, largest: int = CHUNK) -> Iterator
 def read_inputs(data: Any, max_rows: int | None) -> Any:
     """All inputs as one batch, in the structure of the data's batches."""
     with kept_random_state():
-        return join([chunk.batch for chunk in chunks_of(data, max_rows)])
+        source = _batches(data)
+        return join([source.kept(chunk.batch) for chunk in recut(source, block=None, max_rows=max_rows)])
 
 
 def in_chunks(inputs: Any) -> list[Any]:

@@ -25,7 +25,7 @@ from ..capture import Batches, Chunk, Rule, check_rule, model_arguments, recut, 
 from ..checks import listed, one_of, whole_number
 from ..data import open_data
 from ..engine.network import Network
-from ..engine.provenance import AsyncCopy, Digest, digest_of
+from ..engine.provenance import AsyncCopy, Digest, digest_of, digest_of_model
 from ..files import DamagedFile, check_schema, read_nested, read_tensors, reading, write_nested, write_tensors
 from ..linalg import centred_diagonal, double_centred, gram_cuda, gram_stack, live_gram, u_centred, widened, with_room
 from ..models import NamedModel, atom_layers, open_model, weights_of, with_name
@@ -129,7 +129,10 @@ class Fingerprint:
     labels: dict[str, tuple[str, ...]]  # the sites of each kind, in execution order
     exact: Floats | None  # (sites of "cka", n (n − 1) / 2)
     absent: dict[str, str]  # requested kinds that the model lacks, with the reason
-    about: dict[str, Any]  # architecture, parameters, model (digest of the weights), sosie (version), left_out, notes
+    about: dict[
+        str, Any
+    ]  # architecture, parameters, model (digest of the weights), modules (digest of what it prints),
+    # sites (as asked for), sosie (version), left_out, notes
 
     @property
     def sites(self) -> list[str]:
@@ -275,6 +278,8 @@ def fingerprint(
         "architecture": _architecture(model, module),
         "parameters": sum(parameter.numel() for parameter in module.parameters()),
         "model": (digest or source.begun_digest()).read(),
+        "modules": digest_of_model(module),
+        "sites": repr(sites),
         "sosie": __version__,
         "left_out": {kind: reasons for kind, reasons in left_out.items() if reasons},
         "notes": notes,
@@ -636,7 +641,8 @@ class Settings:
         if probe.digest != self.probe:
             raise ValueError(
                 f"another probe set: {folder} was made with {self.n} inputs of hash {self.probe}, data= gives "
-                f"{probe.n} of hash {probe.digest}. Leave data= out to use that of the zoo, or make another zoo"
+                f"{probe.n} of hash {probe.digest}; a loader that shuffles gives others each time. Leave data= out to "
+                "use that of the zoo, or make another zoo"
             )
 
     def check_alike(self, name: str, fingerprint: Fingerprint) -> None:

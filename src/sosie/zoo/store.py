@@ -445,9 +445,9 @@ class Store:
 
     # Models
 
-    def find(self, name: str) -> dict[str, Any] | None:
-        """Return the id and the digest of a model; None if no model has that name."""
-        rows = self.select("SELECT id, digest FROM models WHERE name = ? AND removed IS NULL", (name,))
+    def find(self, name: str, columns: str = "id") -> dict[str, Any] | None:
+        """Return these columns of a model; None if no model has that name."""
+        rows = self.select(f"SELECT {columns} FROM models WHERE name = ? AND removed IS NULL", (name,))
         return rows[0] if rows else None
 
     def id_of(self, name: str) -> int:
@@ -654,23 +654,23 @@ class Store:
     def append(self, records: Sequence[Record], *, replace: bool = False) -> list[bool | NameTaken]:
         """Write models in one transaction; return for each whether it is new.
 
-        A model that is there with the same digest only takes the new facts. If another model has its name, it takes
-        that model's place with `replace`; otherwise it is not written, and the error is returned.
+        A model that is there, modules and sites included, only takes the new facts. If another model has its name, it
+        takes that model's place with `replace`; otherwise it is not written, and the error is returned.
         """
         if len({record.name for record in records}) < len(records):
             raise ValueError("a name more than once among the models to add")
         outcomes: list[bool | NameTaken] = []
         with self.writing() as connection:
-            present = [self.find(record.name) for record in records]
+            present = [self.find(record.name, "id, digest, about") for record in records]
             for record, model in zip(records, present, strict=True):
-                if model is None or replace or model["digest"] == record.digest:
+                other = None if model is None or replace else self._difference(model, record)
+                if other is None:
                     outcomes.append(model is None or replace)
                     continue
                 outcomes.append(
                     NameTaken(
-                        f"{record.name!r} is in the zoo with other weights ({model['digest']}, these are "
-                        f"{record.digest}): add it under another name, or with replace=True (--replace) in place of "
-                        "the old one"
+                        f"{record.name!r} is in the zoo with {other}: add it under another name, or with replace=True "
+                        "(--replace) in place of the old one"
                     )
                 )
             new = [record for record, outcome in zip(records, outcomes, strict=True) if outcome is True]
@@ -683,6 +683,20 @@ class Store:
                         remove(connection, model["id"], "replaced")
                     insert(connection, record, places)
         return outcomes
+
+    def _difference(self, model: Mapping[str, Any], record: Record) -> str | None:
+        """Return how a model that `find` gave differs from a record; None if it does not."""
+        if model["digest"] != record.digest:
+            return f"other weights ({model['digest']}, these are {record.digest})"
+        before, now = (about.get("modules") for about in (model["about"]["about"], record.about))
+        if before is not None and now is not None and before != now:  # zoos of before did not keep it
+            return "the same weights but other modules or other settings of them, such as another activation function"
+        blocks = "SELECT kind, labels FROM blocks JOIN files ON files.id = file WHERE model = ?"
+        for row in self.select(blocks, (model["id"],)):
+            _, sites = record.blocks.get(row["kind"], (None, None))
+            if sites is not None and sites != tuple(row["labels"]):
+                return f"other sites ({listed(row['labels'])}; these are {listed(sites)})"
+        return None
 
     def _append_rows(self, connection: sqlite3.Connection, records: Sequence[Record]) -> Places:
         """Append the vectors of models to the files of their kinds."""

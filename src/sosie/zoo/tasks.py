@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ..engine.network import Network
+from ..engine.provenance import digest_of_model
 from ..files import OtherFile
 from ..models import NamedModel, open_model, with_name
 from .fingerprints import Fingerprint, Probe, Settings, fingerprint
@@ -61,7 +62,7 @@ class Task:
     model: Any  # a module, a specification, a file with a fingerprint
     settings: Settings
     probe_path: str
-    known: str | None = None  # digest of the model of that name in the zoo
+    known: dict[str, Any] | None = None  # digest and facts of the model of that name in the zoo
     options: dict[str, Any] = field(default_factory=dict)  # sites, prepare, device
     facts: Facts = field(default_factory=Facts)
     probe: Probe | None = None  # for a worker that cannot see the folder
@@ -96,11 +97,10 @@ def tasks_of(
 def task_of(zoo: Zoo, name: str, model: Any, facts: Facts, options: Mapping[str, Any], again: bool) -> Task:
     """Return the task of one model; with `again` it is fingerprinted even if the zoo has it with the same weights."""
     check_name(name)
-    present = None if again else zoo.store.find(name)
+    present = None if again else zoo.store.find(name, "digest, about")
     if facts.source is None and isinstance(model, (str, Path, NamedModel)) and not is_fingerprint_file(model):
         facts = replace(facts, source=model.spec if isinstance(model, NamedModel) else str(model))
-    known = None if present is None else present["digest"]
-    return Task(name, model, zoo.settings, str(zoo.probe_path.absolute()), known, dict(options), facts)
+    return Task(name, model, zoo.settings, str(zoo.probe_path.absolute()), present, dict(options), facts)
 
 
 def default_name(model: Any) -> str:
@@ -139,10 +139,22 @@ def make(task: Task) -> Outcome:
             model = open_model(str(model))
     if task.known is not None:
         module, name, prepare = with_name(model, options.get("prepare"))
-        if isinstance(module, nn.Module) and Network(module, name, prepare=prepare).digest() == task.known:
+        if isinstance(module, nn.Module) and _is_known(
+            task.known, Network(module, name, options.get("sites"), prepare=prepare)
+        ):
             return UNCHANGED
     s = task.settings
     return fingerprint(model, probe, kinds=s.kinds, size=s.size, seed=s.seed, rows=s.rows, **options)
+
+
+def _is_known(known: Mapping[str, Any], network: Network) -> bool:
+    """Return whether a model is that of the zoo, at the sites of the zoo if any are named."""
+    about = known["about"]["about"]
+    return (
+        network.digest() == known["digest"]
+        and about.get("modules", modules := digest_of_model(network.model)) == modules
+        and (network.sites is None or about.get("sites") == repr(network.sites))
+    )
 
 
 def attempt(task: Task | bytes) -> Outcome:

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..checks import whole_number
+from ..checks import renamed, whole_number
 from ..models import NamedModel
 from ..progress import Progress
 from ..results import Clusters, Duplicates, Family, Map, Neighbours, Recommendation
-from ..results.tables import MOST_SHOWN, Rows, as_frame, cell, html_table
 from .fingerprints import PROBE_GONE, PROBES, Fingerprint, Probe, Settings
 from .index import build
+from .listing import Listing, failures, models
 from .questions import SAME, find_clusters, find_duplicates, lay_out, vectors_of
 from .search import as_query, find_family, search
-from .store import Facts, Filter, NameTaken, Record, Store, check_filters, check_tags, new_folder, notes_of
+from .store import Facts, Filter, NameTaken, Record, Store, check_filters, check_tags, new_folder
 from .tasks import (
     NO_PROBE,
     OPTIONS,
@@ -38,36 +38,9 @@ from .tasks import (
 from .upkeep import Report, check, compact, export, import_
 
 if TYPE_CHECKING:
-    import pandas
-
     from ..capture import Rule
 
 # What a zoo returns beside the answers of `sosie.results`
-
-
-@dataclass(frozen=True)
-class Listing(Rows):
-    """Rows with the same columns, a dict each."""
-
-    columns: tuple[str, ...]
-    found: tuple[dict[str, Any], ...]
-
-    @classmethod
-    def of(cls, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Listing:
-        return cls(tuple(columns), tuple({column: row[column] for column in columns} for row in rows))
-
-    def to_pandas(self) -> pandas.DataFrame:
-        return as_frame(self.rows(), self.columns)
-
-    def __repr__(self) -> str:
-        names = [str(row.get("name", "")) for row in self.found[:4]]
-        more = ", …" * (len(self.found) > len(names))
-        return f"<Listing of {len(self.found)}: {', '.join(names)}{more}>"
-
-    def _repr_html_(self) -> str:
-        shown = self.found[:MOST_SHOWN]
-        rows = [[cell(row.get(column)) for column in self.columns] for row in shown]
-        return html_table(self.columns, rows, of=len(self.found))
 
 
 @dataclass(frozen=True)
@@ -89,10 +62,6 @@ class Added:
 
 WAIT = 10.0  # seconds for another writer
 GROUP = 16  # ready fingerprints written in one transaction
-COLUMNS = (
-    *("name", "architecture", "parameters", "task", "tags", "sites", "kinds", "parent", "source", "added", "digest"),
-    "notes",
-)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -110,7 +79,7 @@ class Zoo:
     """A folder of models, as fingerprints on a probe set that is pinned when the folder is made.
 
     `Zoo("zoo/", data=probe)` makes it; afterwards `Zoo("zoo/")` opens it. `data`: what `sosie.compare` takes, or a
-    string that names data; the first `inputs` (256) are used. If given again, it must be the same.
+    string that names data; the first `max_rows` (256) are used. If given again, it must be the same.
     `size`, `seed`, `kinds`, `rows`: as in `sosie.zoo.fingerprint`; also pinned. `wait`: seconds to wait for another
     writer. One process writes at a time, any number read meanwhile; a process killed at any moment leaves the zoo
     with all models that were complete.
@@ -121,13 +90,15 @@ class Zoo:
         folder: str | os.PathLike[str],
         data: Any = None,
         *,
-        inputs: int | None = None,
+        max_rows: int | None = None,
         size: int | None = None,
         seed: int | None = None,
         kinds: str | Sequence[str] | None = None,
         rows: Rule | None = None,
         wait: float = WAIT,
+        inputs: int | None = None,
     ) -> None:
+        max_rows = renamed(inputs, max_rows, "inputs", "max_rows")
         self.folder = Path(folder)
         self._data: Probe | None = None
         options: dict[str, Any] = {"size": size, "seed": seed, "kinds": kinds, "rows": rows}
@@ -138,16 +109,16 @@ class Zoo:
                     f"no zoo in {self.folder}: to make one, give the inputs for all models as data= "
                     "(`sosie zoo init FOLDER --data …`)"
                 )
-            probe = Probe.of(data, PROBES if inputs is None else inputs)
-            settings = Settings(probe.digest, probe.n, **options)
+            self._data = Probe.of(data, PROBES if max_rows is None else max_rows)
+            settings = Settings(self._data.digest, self._data.n, **options)
             with new_folder(self.folder) as temporary:
-                probe.save(temporary / "probe.safetensors")
+                self._data.save(temporary / "probe.safetensors")
                 Store.create(temporary, settings.as_json(), wait)
         self.store = Store(self.folder, wait)
         self.settings = Settings.from_json(self.store.about())
         self.settings.check_same(options, self.folder)
         if data is not None:
-            self._data = Probe.of(data, self.settings.n if inputs is None else inputs)
+            self._data = self._data or Probe.of(data, self.settings.n if max_rows is None else max_rows)
             self.settings.check_probe(self._data, self.folder)
 
     @cached_property
@@ -177,8 +148,8 @@ class Zoo:
     ) -> Entry | Added:
         """Add a model, or several as {name: model} or as pairs (name, model); each is written when it is done.
 
-        A model is a module, a string that specifies one, a `Fingerprint`, or a file with one. If the zoo has a model of
-        that name with the same weights, only its facts are updated; with other weights it is an error, or with
+        A model is a module, a string that specifies one, a `Fingerprint`, or a file with one. If the zoo has that model
+        under that name, only its facts are updated; with other weights, modules or `sites` it is an error, or with
         `replace` the new model takes its place. `facts` has tags, task, source and parent of each of several by name.
         `options` go to `fingerprint`: sites, prepare, device.
 
@@ -286,19 +257,11 @@ class Zoo:
         offset: int = 0,
     ) -> Listing:
         """List models in the order they were added, with all of the tags, an architecture and a task of those given."""
-        if limit is not None:
-            limit = min(whole_number(limit, "limit", least=0), 2**62)  # the largest number of SQL
-        offset = min(whole_number(offset, "offset", least=0), 2**62)
-        rows = self.store.rows(limit, offset, **check_filters(tag, architecture, task))
-        for row in rows:
-            row["sites"] = row["kinds"].get("cka") or max(row["kinds"].values(), default=0)
-            row["kinds"] = [kind for kind in row["kinds"] if kind != "exact"]
-            row["notes"] = notes_of(row["notes"])
-        return Listing.of(rows, COLUMNS)
+        return models(self.store, check_filters(tag, architecture, task), limit, offset)
 
     def failed(self) -> Listing:
         """List the models that could not be fingerprinted, with the reason, until they are added after all."""
-        return Listing.of(self.store.failures(), ("name", "reason", "source", "at"))
+        return failures(self.store)
 
     def __len__(self) -> int:
         return self.store.count()

@@ -46,13 +46,10 @@ function isByChance(found, i, j) {
 }
 
 // Three decimals, or four if three would not show on which side of the level it lies.
-// The least that the draws can give is an upper limit, to one digit.
-function writtenP(p, least) {
-  if (least && p <= least * (1 + 1e-6)) {
-    const unit = 10 ** Math.floor(Math.log10(least));
-    return `≤ ${Number((Math.ceil(least / unit - 1e-6) * unit).toPrecision(1))}`;
-  }
+// At the smallest that the draws can give it is an upper bound; numbers of four bytes are rounded.
+function writtenP(p, floor = null) {
   if (p < 0.001) return "< 0.001";
+  if (floor !== null && p <= floor * (1 + 1e-6)) return `≤ ${writtenP(p)}`;
   return p.toFixed(3) === DATA.level.toFixed(3) ? p.toFixed(4) : p.toFixed(3);
 }
 
@@ -67,8 +64,8 @@ function chanceFacts(found, i, j) {
   const [p, search, score] = ["p", "p_search", "score"].map((kind) => found.at(kind, i, j));
   return [
     ["Chance gives", chanceAt(found, i, j)],
-    ["p", p === null ? "" : writtenP(p, found.measure.leastP)],
-    ["p, corrected for search", search === null ? "" : writtenP(search, found.measure.leastP)],
+    ["p", p === null ? "" : writtenP(p, found.measure.pFloor)],
+    ["p, corrected for search", search === null ? "" : writtenP(search, found.measure.pFloor)],
     ["Score", score === null ? "" : written(score)],
   ].filter(([, text]) => text);
 }

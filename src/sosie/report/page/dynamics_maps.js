@@ -64,7 +64,7 @@ function settledLines(step, rows, k) {
 function told(found, s) {
   const settled = DATA.thresholds.map((threshold, k) => {
     const step = found.measure.settled[k][s];
-    return `settled at ${threshold}: ${step === null ? "never" : `step ${DATA.stepsA[step]}`}`;
+    return `settled at ${threshold}: ${step === null ? "not before the last step" : `step ${DATA.stepsA[step]}`}`;
   });
   return [`${DATA.sites[s]}: every step against every other`, ...settled].join(", ");
 }

@@ -144,7 +144,7 @@ function settledTable(found) {
     }] : []),
     ...DATA.thresholds.map((threshold, k) => ({
       title: `Settled at ${threshold}`, number: true, key: (s) => settled(s, k),
-      cell: (s) => (settled(s, k) === null ? "not before the last" : String(DATA.stepsA[settled(s, k)])),
+      cell: (s) => (settled(s, k) === null ? "later" : String(DATA.stepsA[settled(s, k)])),
     })),
   ], DATA.sites.map((_, s) => s), "When each site settles");
 }

@@ -18,7 +18,7 @@ function single(pair) {
     { title: some("null") ? "Chance … same" : "Unlike … same", key: at(some("null") ? "score" : "value"), cell: (k) => track(all[k]) },
     { title: "95 % interval", key: at("low"), number: true, hidden: !(some("low") && some("high")), cell: (k) => rangeAt(all[k], 0, 0, 3) },
     { title: "Chance", key: at("null"), number: true, hidden: !some("null"), cell: (k) => chanceAt(all[k], 0, 0, 3) },
-    { title: "p", key: at("p"), number: true, hidden: !some("p"), cell: (k) => (at("p")(k) === null ? "" : writtenP(at("p")(k), all[k].measure.leastP)) },
+    { title: "p", key: at("p"), number: true, hidden: !some("p"), cell: (k) => (at("p")(k) === null ? "" : writtenP(at("p")(k), all[k].measure.pFloor)) },
     { title: "Caveats", key: (k) => numbers(k).length, hidden: !caveats.length, cell: (k) => numbers(k).join(", ") },
   ].filter(({ hidden }) => !hidden);
   const note = `Each bar goes from ${some("null") ? "what chance gives" : "the unlike end of the scale"} (left) to what a model has with itself (right).` +

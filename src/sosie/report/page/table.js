@@ -9,7 +9,7 @@ function table(found) {
   const low = (i) => found.at("low", i, best(i));
   const chance = (i) => found.at("null", i, best(i));
   const p = (i, kind) => found.at(kind, i, best(i));
-  const shownP = (i, kind) => (p(i, kind) === null ? "" : writtenP(p(i, kind), measure.leastP));
+  const shownP = (i, kind) => (p(i, kind) === null ? "" : writtenP(p(i, kind), measure.pFloor));
   const score = (i) => found.at("score", i, best(i));
   const unclear = (i, j) => j !== null && isByChance(found, i, j);
   const sign = (text, i, j) => (unclear(i, j)
