@@ -249,6 +249,7 @@ def test_the_sentence_counts_best_matches_that_chance_would_hardly_give() -> Non
 def test_a_p_value_at_its_floor_is_a_bound(tmp_path: Path) -> None:
     """Of 200 draws none was as close: p is at most 1 / 201."""
     assert written_p(1 / 201, 1 / 201) == "≤ 0.005"
+    assert written_p(2 / 201, 1 / 201) == "0.010"
     assert written_p(1 / 5001, 1 / 5001) == "<0.001"
     x = np.random.default_rng(0).normal(size=(256, 6))
     found = sosie.compare({"a": x}, {"a": x}, null="permutation", draws=200)

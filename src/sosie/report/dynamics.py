@@ -91,17 +91,17 @@ def sentence(dynamics: Dynamics, measure: str) -> str:
         text = f"At the end {in_a_sentence(dynamics.name_a)} and {in_a_sentence(dynamics.name_b)} are most alike at "
         text += f"{in_a_sentence(dynamics.sites[near])} ({number(last[near])})"
         if near != far:
-            text += f" and least at {in_a_sentence(dynamics.sites[far])} ({number(last[far])})"
+            text += f" and least at {in_a_sentence(dynamics.sites[distance])} ({number(last[distance])})"
         return f"{text}, by {name}."
     values, first = dynamics[measure], ends[:, 0]
-    far = first if values.closer == "down" else -first
-    if np.isnan(far).all():
+    distance = first if values.closer == "down" else -first
+    if np.isnan(distance).all():
         return f"By {name}, nothing can be said: the values of the first state with the last are undefined."
     settled = dynamics.settled(measure=measure)
     start, end = dynamics.steps_a[0], dynamics.steps_a[-1]
     if len(dynamics.steps_a) > 1 and all(step == start for step in settled.values()):
         return f"By {name}, nothing moved: every site stays within 0.99 of its last state from step {start} on."
-    most = int(np.nanargmax(far))
+    most = int(np.nanargmax(distance))
     text = f"By {name}, {in_a_sentence(dynamics.sites[most])} moved most ({number(first[most])} between step {start} "
     text += f"and step {end})"
     known = {site: step for site, step in settled.items() if step not in (None, end)}  # the end is near itself
