@@ -46,7 +46,7 @@ def test_being_near_itself_at_the_last_step_is_no_finding(tmp_path: Path) -> Non
     found = towards([[0.1, 0.5, 1.0], [0.2, 0.3, 1.0]])
     assert found.settled() == {"s0": None, "s1": None}
     assert found.summary_columns("m")[1][1] == ["later", "later"]
-    assert "no site has settled" in write_report(found, tmp_path / "d.html").read_text()
+    assert "no site came within 0.99 of its last state" in write_report(found, tmp_path / "d.html").read_text()
     assert "later" in found._repr_html_()
 
 

@@ -32,6 +32,8 @@ ESTIMATE = {  # arrays are checked as they are read
     "bounds": [(float, None)],
     "same": (float, None),
     "caveats": [{"text": str, "site_a": (None, str), "site_b": (None, str), "undefined?": bool}],
+    "meaning?": str,
+    "paper?": str,
     "p_floor?": (float, None),
 }
 COMPARISON = {
@@ -134,6 +136,8 @@ class Estimate:
     block_error: Array | None = None  # of values from blocks of rows: how far the value from all rows may be (95 %)
     caveats: tuple[Caveat, ...] = ()
     p_floor: float | None = None  # the smallest p that the draws can give: 1 / (draws + 1)
+    meaning: str = ""  # a sentence on what the number is: the first line of the measure's docstring
+    paper: str = ""  # the keys of `sosie.papers.PAPERS` that the measure cites
 
     @classmethod
     def of(
@@ -162,6 +166,8 @@ class Estimate:
             same=facts.same,
             caveats=tuple(caveats),
             p_floor=None if chance is None else chance.p_floor,
+            meaning=getattr(facts, "summary", ""),
+            paper=getattr(facts, "paper", ""),
             **{name: None if array is None else np.where(undefined, np.nan, array) for name, array in beside.items()},
         )
 
@@ -187,7 +193,10 @@ class Estimate:
             raise ValueError(f"bounds go from {low} to {high}")
         plain = {name: content[name] for name in ("n", "statistic", "closer", "same")}
         caveats = (Caveat(c["text"], c["site_a"], c["site_b"], c.get("undefined", False)) for c in content["caveats"])
-        return cls(**arrays, **plain, bounds=(low, high), caveats=tuple(caveats), p_floor=content.get("p_floor"))
+        about = {name: content.get(name, "") for name in ("meaning", "paper")}
+        return cls(
+            **arrays, **plain, **about, p_floor=content.get("p_floor"), bounds=(low, high), caveats=tuple(caveats)
+        )
 
     @property
     def score(self) -> Array | None:

@@ -230,13 +230,32 @@ Pairs = Literal["diagonal", "all"]
 MEASURES = ("linear_cka", "regression_r2")
 
 
-# The numbers of a stitched network: which way is better, the bounds, and the value for B stitched to itself.
+# The numbers of a stitched network: which way is better, bounds, the value for B stitched to itself, what it is.
 NUMBERS: dict[str, Any] = {
-    "relative_accuracy": SimpleNamespace(closer="up", bounds=(0.0, None), same=1.0),
-    "accuracy": SimpleNamespace(closer="up", bounds=(0.0, 1.0), same=None),
-    "agreement_b": SimpleNamespace(closer="up", bounds=(0.0, 1.0), same=1.0),
-    "agreement_a": SimpleNamespace(closer="up", bounds=(0.0, 1.0), same=1.0),
-    "cross_entropy": SimpleNamespace(closer="down", bounds=(0.0, None), same=None),
+    "relative_accuracy": SimpleNamespace(
+        closer="up",
+        bounds=(0.0, None),
+        same=1.0,
+        summary="Accuracy of the stitched network over that of B alone: 1 if B does as well with what A represents.",
+    ),
+    "accuracy": SimpleNamespace(
+        closer="up",
+        bounds=(0.0, 1.0),
+        same=None,
+        summary="Share of inputs that the stitched network answers correctly.",
+    ),
+    "agreement_b": SimpleNamespace(
+        closer="up", bounds=(0.0, 1.0), same=1.0, summary="Share of inputs that the stitched network answers as B does."
+    ),
+    "agreement_a": SimpleNamespace(
+        closer="up", bounds=(0.0, 1.0), same=1.0, summary="Share of inputs that the stitched network answers as A does."
+    ),
+    "cross_entropy": SimpleNamespace(
+        closer="down",
+        bounds=(0.0, None),
+        same=None,
+        summary="Mean cross-entropy of the stitched network's soft answers against those of B, in nats.",
+    ),
 }
 _DIAGONAL = "sites were stitched in order, so there are no values off the diagonal; pairs='all' stitches every pair"
 _NOT_HELD_OUT = "evaluated on the data of the fit, not on held-out data: give test="

@@ -56,8 +56,9 @@ function noteNumbers(measure, numbers) {
 
 function sortable(columns, rows, label = "Best matches by layer") {
   const body = element("tbody");
-  const heads = columns.map(({ title, number }) =>
-    element("th", { scope: "col", class: number ? "number" : null }, element("button", { type: "button" }, title)));
+  const heads = columns.map(({ title, number, about }) => element("th", { scope: "col", class: number ? "number" : null }, [
+    element("button", { type: "button" }, title), about ? element("span", { class: "quiet about-column" }, about) : null,
+  ]));
   const cells = (row) =>
     columns.map(({ cell, number }) => element("td", { class: number ? "number" : null }, cell(row)));
   const fill = (order) => body.replaceChildren(...order.map((row) => element("tr", {}, cells(row))));
