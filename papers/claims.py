@@ -156,9 +156,9 @@ def read_claims(path: Path) -> list[Claim]:
             raise ValueError(f"{path} [{name}]: kind is one of {', '.join(KINDS)}, not {table['kind']!r}")
         if "decides" in table:
             _check_decides(f"{path} [{name}]", table)
-        bounds = [None if table.get(key) is None else float(table[key]) for key in ("low", "high")]
+        low, high = (None if table.get(key) is None else float(table[key]) for key in ("low", "high"))
         more = {key: str(table[key]) for key in OPTIONAL if key in table}
-        claims.append(Claim(name, table["says"], table["measured"], *bounds, table["kind"], **more))
+        claims.append(Claim(name, table["says"], table["measured"], low, high, table["kind"], **more))
     _check_counted_once(path, claims)
     return claims
 

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from scatter import Found, Interval, Read, held, of_difference, of_error, of_mean, of_share, of_correlation
+from scatter import Found, Interval, Read, held, of_correlation, of_difference, of_error, of_mean, of_share
 
 METHODS = ("fedavg", "ditto", "fedrep", "fedprox", "fedper", "pretrain")
 SEEDS = "seeds of ten networks each"

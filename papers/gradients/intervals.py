@@ -42,7 +42,7 @@ def figure_1(found: dict[str, Any]) -> Found:
     for sharing, kernels in found.get("curves", {}).items():
         for kernel, measures in kernels.items():
             for measure, curves in measures.items():
-                if not set((*SAME, *ACROSS)) <= set(curves):
+                if not {*SAME, *ACROSS} <= set(curves):
                     continue
                 name = f"figure-1/{sharing}_{kernel}_{measure}"
                 counts |= {f"{name}_{key}": interval for key, interval in _desiderata(curves, edge).items()}

@@ -1,4 +1,4 @@
-"""Intervals of what was measured: over pairs of networks, or a bootstrap over training runs where the results hold it."""
+"""Intervals of what was measured: over pairs of networks, or over training runs drawn again, as the results have it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def calibration(found: dict[str, Any]) -> Found:
             unlike.low / chance, unlike.high / chance, unlike.of, unlike.units
         )
     for name, rows in found["by_number"].items():
-        at = {number: of for number, of in rows}
+        at = dict(rows)
         numbers = sorted(at)
         if len(numbers) < 2 or any(at[n].get("unlike_sd") is None for n in numbers):
             continue

@@ -1,4 +1,4 @@
-"""Claims are ranges: a measurement with its interval lies inside, outside or across, and its setting can decide or not."""
+"""Claims are ranges: an interval lies inside, outside or across, and a setting can decide that or not."""
 
 from __future__ import annotations
 
