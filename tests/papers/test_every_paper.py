@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from paper_scripts import PAPERS, run
 
 from claims import (  # isort: skip
     between,
+    count,
     judge_all,
     papers_here,
     read_claims,
@@ -70,6 +72,17 @@ def test_the_readme_has_the_table_of_the_verdicts(paper: Path) -> None:
 def test_the_papers_page_counts_as_the_verdicts_do() -> None:
     text = (PAPERS / "README.md").read_text("utf-8")
     assert between(text, "counts", table_of_counts(papers_here())) == text
+
+
+def test_the_essay_counts_as_the_verdicts_do() -> None:
+    total: Counter[str] = Counter()
+    text = " ".join((PAPERS.parent / "docs" / "papers.md").read_text("utf-8").split())
+    for paper in papers_here():
+        total += Counter(count(verdicts(paper))["the paper's"])
+    assert f"{total.total()} claims" in text
+    undecided = total["undecided"] + total["not run"]
+    told = f"{total['reproduced']} were reproduced, {total['contradicted']} are contradicted, and {undecided} cannot be decided"
+    assert told in text
 
 
 @each_paper
