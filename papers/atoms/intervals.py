@@ -43,13 +43,12 @@ def figure_2(arms: dict[str, Any]) -> Found:
 def figure_2_seeds(arms: dict[str, Any]) -> Found:
     found: Found = {}
     for arm in {name.rpartition("_seed")[0] for name in arms}:
-        for measure in MEASURES:
-            values = [part["correlations"]["atoms"][measure]["network"]["pearson"]["value"]
-                      for name, part in arms.items() if name.rpartition("_seed")[0] == arm]  # fmt: skip
-            found[f"figure-2-seeds/{arm}_{measure}"] = of_mean(values, SEEDS)
-        updates = [part["correlations"]["updates"]["cca"]["network"]["pearson"]["value"]
-                   for name, part in arms.items() if name.rpartition("_seed")[0] == arm]  # fmt: skip
-        found[f"figure-2-seeds/{arm}_updates_cca"] = of_mean(updates, SEEDS)
+        seeds = [part["correlations"] for name, part in arms.items() if name.rpartition("_seed")[0] == arm]
+        for kind, prefix in (("atoms", ""), ("updates", "updates_")):
+            for measure in MEASURES:
+                held_by = [seed[kind][measure] for seed in seeds if measure in seed.get(kind, {})]
+                values = [one["network"]["pearson"]["value"] for one in held_by]
+                found[f"figure-2-seeds/{arm}_{prefix}{measure}"] = of_mean(values, SEEDS)
     return found
 
 
