@@ -250,6 +250,9 @@ def test_lists() -> None:
         split(" , ")
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.distributed.ProcessGroup, "get_group_store"), reason="not shared with a torch this old"
+)
 def test_several_processes_of_torchrun_write_one_result(tmp_path: Path) -> None:
     compare = ["compare", *MODELS, "--data", "demo", "--max-rows", "300", "--batch", "64"]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "sosie"]
