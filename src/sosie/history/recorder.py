@@ -23,7 +23,7 @@ from ..checks import one_of, whole_number
 from ..engine.network import Network
 from ..models import atom_layers
 from ..process_state import products
-from .run_folder import CODES, KINDS, RECORDS, About, FrameWriter, choose_sites
+from .run_folder import ABOUT, CODES, KINDS, RECORDS, About, FrameWriter, choose_sites
 
 Model: TypeAlias = nn.Module | Mapping[str, Tensor]
 What = Literal["atoms", "weights", "activations"]
@@ -40,7 +40,8 @@ class Recorder(AbstractContextManager["Recorder"]):
 
     The folder holds run.json and records, which grows by whole records: a run that is killed loses at most the record
     it was writing. A recorder of the same model, sites and probe continues after the last step of its folder; an
-    earlier step raises. `resume(step)` removes later records, for a run that goes back to a checkpoint. The model's
+    earlier step raises. `resume(step)` removes later records, for a run that goes back to a checkpoint;
+    `overwrite=True` replaces the run that the folder holds, as for a cell of a notebook that is run again. The model's
     mode, gradients and random state are left as found.
     """
 
@@ -58,6 +59,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         prepare: Callable[[Any], Any] | None = None,
         inputs: Callable[[Any], Any] | None = None,
         by_depth: bool = True,
+        overwrite: bool = False,
     ) -> None:
         one_of(what, "what", KINDS)
         if probe is None and what == "activations":
@@ -76,8 +78,13 @@ class Recorder(AbstractContextManager["Recorder"]):
         self.about = self._describe(by_depth)
         if self.folder.exists() and not self.folder.is_dir():
             raise NotADirectoryError(f"{self.folder} is a file: name a folder")
-        known = About.read(self.folder)
-        if known is not None:
+        known = None if overwrite else About.read(self.folder)
+        self._writer: FrameWriter
+        if overwrite and self.folder.is_dir() and {item.name for item in self.folder.iterdir()} & {ABOUT, RECORDS}:
+            self._writer = FrameWriter(self.folder / RECORDS, empty=True)  # first: another recorder may write to it
+            self.about = replace(self.about, run=uuid4().hex)
+            self.about.save(self.folder)
+        elif known is not None:
             known.check_same(self.about, self.folder)
             self.about = replace(self.about, run=known.run)
         elif self.folder.is_dir() and any(not item.name.startswith(".") for item in self.folder.iterdir()):
@@ -86,7 +93,8 @@ class Recorder(AbstractContextManager["Recorder"]):
             self.about = replace(self.about, run=uuid4().hex)
             self.about.save(self.folder)
         self._head, _, self._size = self.about.layout()
-        self._writer = FrameWriter(self.folder / RECORDS)
+        if not hasattr(self, "_writer"):
+            self._writer = FrameWriter(self.folder / RECORDS)
         self.note = self._writer.torn  # a message about what an interruption lost
         if self.note is not None:
             warnings.warn(f"{self.folder}: {self.note}", stacklevel=2)
@@ -110,8 +118,9 @@ class Recorder(AbstractContextManager["Recorder"]):
             return
         if self.steps and step <= self.steps[-1]:
             raise ValueError(
-                f"step {step} is not after step {self.steps[-1]}, the last on record in {self.folder}: name another "
-                "folder for a new run, or call resume(step) first to go back to a checkpoint"
+                f"step {step} is not after step {self.steps[-1]}, the last on record in {self.folder}: open the "
+                "recorder with overwrite=True to replace that run, name another folder, or call resume(step) first to go "
+                "back to a checkpoint"
             )
         self._writer.append(step, self._payload())
 
@@ -120,7 +129,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         if step <= 0 and self.steps:
             raise ValueError(
                 f"{self.folder} has records up to step {self.steps[-1]} and this run starts at step {step}: name "
-                "another folder"
+                "another folder, or replace that run with overwrite=True"
             )
         return self._writer.drop_after(step)
 

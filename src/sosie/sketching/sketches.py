@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from ..capture import Chunk, Rule, check_rule, labels_of
-from ..checks import one_of
+from ..checks import listed, one_of
 from ..engine.plan import MEMORY, parse_size, size_text
 from ..engine.provenance import provenance
 from ..engine.stream import Stream, rows_per_input
 from ..files import reading
+from ..notebook import html_facts
 from ..process_state import products
 from ..results import Side
 from ..stats import (
@@ -401,6 +402,26 @@ class Sketch:
             f"<Sketch {self.side.name}: {len(self.sites)} sites, {self.n} rows, {how}, {', '.join(self.parts)}, "
             f"{self.bytes / 2**20:.1f} MiB>"
         )
+
+
+    def _repr_html_(self) -> str:
+        kept = "every row" if self.size is None else f"{self.size} buckets, seed {self.seed}"
+        widths = zip(self.side.sites, self.side.widths, self.sites, strict=True)
+        sites = [
+            f"{label} ({width:,} wide{'' if site.folded is None else f', projected to {site.folded:,}'})"
+            for label, width, site in widths
+        ]
+        facts = {
+            "model": self.side.name,
+            "sites": listed(sites, most=20),
+            "rows": f"{self.n:,}, made by {self.rows_rule}",
+            "kept": kept,
+            "of each site": ", ".join(self.parts),
+            "gradients of": self.output,
+            "size": size_text(self.bytes),
+            "compared by": self.compared,
+        }
+        return html_facts("Sketch", facts)
 
 
 _UNPAIRED = "compare_unpaired (--unpaired) compares sketches that share no rows, and shows what chance gives"
