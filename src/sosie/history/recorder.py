@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from uuid import uuid4
 
 import torch
@@ -23,7 +23,10 @@ from ..checks import one_of, whole_number
 from ..engine.network import Network
 from ..models import atom_layers
 from ..process_state import products
-from .run_folder import ABOUT, CODES, KINDS, RECORDS, About, FrameWriter, choose_sites
+from .run_folder import CODES, KINDS, RECORDS, About, FrameWriter, choose_sites, is_run
+
+if TYPE_CHECKING:
+    from .monitor import Monitor
 
 Model: TypeAlias = nn.Module | Mapping[str, Tensor]
 What = Literal["atoms", "weights", "activations"]
@@ -78,23 +81,20 @@ class Recorder(AbstractContextManager["Recorder"]):
         self.about = self._describe(by_depth)
         if self.folder.exists() and not self.folder.is_dir():
             raise NotADirectoryError(f"{self.folder} is a file: name a folder")
-        known = None if overwrite else About.read(self.folder)
-        self._writer: FrameWriter
-        if overwrite and self.folder.is_dir() and {item.name for item in self.folder.iterdir()} & {ABOUT, RECORDS}:
-            self._writer = FrameWriter(self.folder / RECORDS, empty=True)  # first: another recorder may write to it
-            self.about = replace(self.about, run=uuid4().hex)
-            self.about.save(self.folder)
-        elif known is not None:
+        replaced = overwrite and is_run(self.folder)
+        known = None if replaced else About.read(self.folder)
+        if known is not None:
             known.check_same(self.about, self.folder)
-            self.about = replace(self.about, run=known.run)
-        elif self.folder.is_dir() and any(not item.name.startswith(".") for item in self.folder.iterdir()):
+        elif not replaced and self.folder.is_dir() and any(not f.name.startswith(".") for f in self.folder.iterdir()):
             raise FileExistsError(f"{self.folder} holds other files: name an empty or a new folder")
-        else:
-            self.about = replace(self.about, run=uuid4().hex)
+        self.about = replace(self.about, run=uuid4().hex if known is None else known.run)
+        if replaced:  # nothing is touched while another recorder writes there
+            self._writer = FrameWriter(self.folder / RECORDS, empty=True)
+        if known is None:
             self.about.save(self.folder)
-        self._head, _, self._size = self.about.layout()
-        if not hasattr(self, "_writer"):
+        if not replaced:
             self._writer = FrameWriter(self.folder / RECORDS)
+        self._head, _, self._size = self.about.layout()
         self.note = self._writer.torn  # a message about what an interruption lost
         if self.note is not None:
             warnings.warn(f"{self.folder}: {self.note}", stacklevel=2)
@@ -316,8 +316,10 @@ def _feed(parts: dict[str, Any], name: str, value: Any) -> None:
 At = Literal["epoch", "step"]
 
 
-def lightning_callback(recorder: Recorder, at: At = "epoch") -> Any:
+def lightning_callback(recorder: Recorder | Monitor, at: At = "epoch") -> Any:
     """A callback for Lightning's Trainer: records before training and after each epoch, or each optimiser step.
+
+    A `Monitor` in place of the recorder compares with a reference at those times.
 
     Give the recorder the module that is trained; its `every` thins out the steps. A fit that resumes from a checkpoint
     first removes records of later steps; one that starts anew in a folder with records raises.
@@ -353,10 +355,10 @@ def lightning_callback(recorder: Recorder, at: At = "epoch") -> Any:
     return RecorderCallback()
 
 
-def hf_callback(recorder: Recorder, at: At = "step") -> Any:
+def hf_callback(recorder: Recorder | Monitor, at: At = "step") -> Any:
     """A callback for transformers' Trainer: records before training and after each optimiser step, or each epoch.
 
-    As `lightning_callback`; give the recorder the model that is trained.
+    As `lightning_callback`; give the recorder or monitor the model that is trained.
     """
     try:
         from transformers import TrainerCallback
@@ -388,13 +390,13 @@ def hf_callback(recorder: Recorder, at: At = "step") -> Any:
     return RecorderCallback()
 
 
-def _start(recorder: Recorder, step: int) -> None:
+def _start(recorder: Recorder | Monitor, step: int) -> None:
     if recorder.steps:
         recorder.resume(step)
     _record_once(recorder, step)
 
 
-def _record_once(recorder: Recorder, step: int) -> None:
+def _record_once(recorder: Recorder | Monitor, step: int) -> None:
     """Record, unless this step is on record: with accumulated gradients several batches end in the same step."""
     if not recorder.steps or step > recorder.steps[-1]:
         recorder.record(step)
