@@ -135,7 +135,7 @@ def test_the_same_cell_run_twice(tmp_path: Path) -> None:
     tiny_run(tmp_path / "r", 3)
     with (
         Recorder(tmp_path / "r", tiny(5.0), "weights") as recorder,
-        pytest.raises(ValueError, match="step 0 is not after step 2.*overwrite=True"),
+        pytest.raises(ValueError, match=r"step 0 is not after step 2.*overwrite=True"),
     ):
         recorder.record(0)
     assert open_run(tmp_path / "r").steps == [0, 1, 2]  # nothing is lost

@@ -119,8 +119,8 @@ class Recorder(AbstractContextManager["Recorder"]):
         if self.steps and step <= self.steps[-1]:
             raise ValueError(
                 f"step {step} is not after step {self.steps[-1]}, the last on record in {self.folder}: open the "
-                "recorder with overwrite=True to replace that run, name another folder, or call resume(step) first to go "
-                "back to a checkpoint"
+                "recorder with overwrite=True to replace that run, name another folder, or call resume(step) first to "
+                "go back to a checkpoint"
             )
         self._writer.append(step, self._payload())
 
