@@ -135,6 +135,37 @@ def test_a_run_goes_on_and_goes_back(tmp_path: Path) -> None:
     assert [float(run.tensor(k, "0")[0, 0]) for k in range(3)] == [0.0, 1.0, 9.0]
 
 
+def test_the_same_cell_run_twice(tmp_path: Path) -> None:
+    tiny_run(tmp_path / "r", 3)
+    with (
+        Recorder(tmp_path / "r", tiny(5.0), "weights") as recorder,
+        pytest.raises(ValueError, match=r"step 0 is not after step 2.*overwrite=True"),
+    ):
+        recorder.record(0)
+    assert open_run(tmp_path / "r").steps == [0, 1, 2]  # nothing is lost
+    with pytest.raises(ValueError, match="overwrite=True"):
+        Recorder(tmp_path / "r", nn.Sequential(nn.Linear(7, 7)), "weights")
+    before = Recorder(tmp_path / "r", tiny(), "weights")
+    with pytest.raises(BlockingIOError, match="an earlier cell"):
+        Recorder(tmp_path / "r", tiny(), "weights", overwrite=True)
+    before.close()
+    assert open_run(tmp_path / "r").steps == [0, 1, 2]
+    for _ in range(2):
+        with Recorder(tmp_path / "r", tiny(5.0), "weights", overwrite=True) as recorder:
+            recorder.record(0)
+            recorder.record(1)
+    run = open_run(tmp_path / "r")
+    assert (run.steps, float(run.tensor(0, "0")[0, 0])) == ([0, 1], 5.0)
+
+
+def test_overwriting_takes_a_run_only(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="other files"):
+        Recorder(tmp_path / "full", tiny(), "weights", overwrite=True)
+    Recorder(tmp_path / "new", tiny(), "weights", overwrite=True).close()
+
+
 def test_another_model_sites_probe_or_kind_is_refused_by_name(model: nn.Module, tmp_path: Path) -> None:
     Recorder(tmp_path / "a", model, sites=["conv1", "conv2"]).close()
     with pytest.raises(ValueError, match=r"site conv3 is missing there and \(6, 3, 3\) here"):

@@ -96,7 +96,12 @@ def sketch(
     typer.echo(f"kept: {', '.join(result.parts)}; gradients of: {result.output}")
     if folded := [site for site, kept in zip(result.side.sites, result.sites, strict=True) if kept.folded is not None]:
         typer.echo(f"projected to fit into the memory: {', '.join(folded)}")
-    typer.echo(f"{result.bytes / 2**20:.1f} MiB{_peak(device)}\nwrote {out}")
+    largest = sorted(zip(result.sites, result.side.sites, strict=True), key=lambda pair: -pair[0].bytes)[:3]
+    typer.echo("largest: " + ", ".join(f"{label} {site.bytes / 2**20:.1f} MiB" for site, label in largest))
+    typer.echo(
+        f"{result.bytes / 2**20:.1f} MiB in memory, {out.stat().st_size / 2**20:.1f} in the file{_peak(device)}\n"
+        f"wrote {out}"
+    )
 
 
 def _peak(device: str | None) -> str:

@@ -70,8 +70,8 @@ class Distributed(SingleProcess):
                 f"several processes cannot share a comparison with torch {torch.__version__}, which is too old: take a "
                 "newer one, or compare in each process alone with sosie.engine.single_process()"
             )
-        self._store = world.get_group_store()
-        self._limit: timedelta = self._store.timeout  # type: ignore[attr-defined]  # that of init_process_group
+        self._store: Any = world.get_group_store()
+        self._limit: timedelta = self._store.timeout  # that of init_process_group
         self._name = f"sosie/{next(_meetings)}"
         self._steps = itertools.count()
         self._seen = 0  # inputs of the whole stream

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from uuid import uuid4
 
 import torch
@@ -23,7 +23,10 @@ from ..checks import one_of, renamed, whole_number
 from ..engine.network import Network
 from ..models import atom_layers
 from ..process_state import products
-from .run_folder import CODES, KINDS, RECORDS, About, FrameWriter, choose_sites
+from .run_folder import CODES, KINDS, RECORDS, About, FrameWriter, choose_sites, is_run
+
+if TYPE_CHECKING:
+    from .monitor import Monitor
 
 Model: TypeAlias = nn.Module | Mapping[str, Tensor]
 What = Literal["atoms", "weights", "activations"]
@@ -40,7 +43,8 @@ class Recorder(AbstractContextManager["Recorder"]):
 
     The folder holds run.json and records, which grows by whole records: a run that is killed loses at most the record
     it was writing. A recorder of the same model, sites and data continues after the last step of its folder; an
-    earlier step raises. `resume(step)` removes later records, for a run that goes back to a checkpoint. The model's
+    earlier step raises. `resume(step)` removes later records, for a run that goes back to a checkpoint;
+    `overwrite=True` replaces the run that the folder holds, as for a cell of a notebook that is run again. The model's
     mode, gradients and random state are left as found.
     """
 
@@ -58,6 +62,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         prepare: Callable[[Any], Any] | None = None,
         inputs: Callable[[Any], Any] | None = None,
         by_depth: bool = True,
+        overwrite: bool = False,
         probe: Any = None,
     ) -> None:
         one_of(what, "what", KINDS)
@@ -78,17 +83,20 @@ class Recorder(AbstractContextManager["Recorder"]):
         self.about = self._describe(by_depth)
         if self.folder.exists() and not self.folder.is_dir():
             raise NotADirectoryError(f"{self.folder} is a file: name a folder")
-        known = About.read(self.folder)
+        replaced = overwrite and is_run(self.folder)
+        known = None if replaced else About.read(self.folder)
         if known is not None:
             known.check_same(self.about, self.folder)
-            self.about = replace(self.about, run=known.run)
-        elif self.folder.is_dir() and any(not item.name.startswith(".") for item in self.folder.iterdir()):
+        elif not replaced and self.folder.is_dir() and any(not f.name.startswith(".") for f in self.folder.iterdir()):
             raise FileExistsError(f"{self.folder} holds other files: name an empty or a new folder")
-        else:
-            self.about = replace(self.about, run=uuid4().hex)
+        self.about = replace(self.about, run=uuid4().hex if known is None else known.run)
+        if replaced:  # nothing is touched while another recorder writes there
+            self._writer = FrameWriter(self.folder / RECORDS, empty=True)
+        if known is None:
             self.about.save(self.folder)
+        if not replaced:
+            self._writer = FrameWriter(self.folder / RECORDS)
         self._head, _, self._size = self.about.layout()
-        self._writer = FrameWriter(self.folder / RECORDS)
         self.note = self._writer.torn  # a message about what an interruption lost
         if self.note is not None:
             warnings.warn(f"{self.folder}: {self.note}", stacklevel=2)
@@ -112,8 +120,9 @@ class Recorder(AbstractContextManager["Recorder"]):
             return
         if self.steps and step <= self.steps[-1]:
             raise ValueError(
-                f"step {step} is not after step {self.steps[-1]}, the last on record in {self.folder}: name another "
-                "folder for a new run, or call resume(step) first to go back to a checkpoint"
+                f"step {step} is not after step {self.steps[-1]}, the last on record in {self.folder}: open the "
+                "recorder with overwrite=True to replace that run, name another folder, or call resume(step) first to "
+                "go back to a checkpoint"
             )
         self._writer.append(step, self._payload())
 
@@ -122,7 +131,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         if step <= 0 and self.steps:
             raise ValueError(
                 f"{self.folder} has records up to step {self.steps[-1]} and this run starts at step {step}: name "
-                "another folder"
+                "another folder, or replace that run with overwrite=True"
             )
         return self._writer.drop_after(step)
 
@@ -326,8 +335,10 @@ def _feed(parts: dict[str, Any], name: str, value: Any) -> None:
 At = Literal["epoch", "step"]
 
 
-def lightning_callback(recorder: Recorder, at: At = "epoch") -> Any:
+def lightning_callback(recorder: Recorder | Monitor, at: At = "epoch") -> Any:
     """A callback for Lightning's Trainer: records before training and after each epoch, or each optimiser step.
+
+    A `Monitor` in place of the recorder compares with a reference at those times.
 
     Give the recorder the module that is trained; its `every` thins out the steps. A fit that resumes from a checkpoint
     first removes records of later steps; one that starts anew in a folder with records raises.
@@ -363,10 +374,10 @@ def lightning_callback(recorder: Recorder, at: At = "epoch") -> Any:
     return RecorderCallback()
 
 
-def hf_callback(recorder: Recorder, at: At = "step") -> Any:
+def hf_callback(recorder: Recorder | Monitor, at: At = "step") -> Any:
     """A callback for transformers' Trainer: records before training and after each optimiser step, or each epoch.
 
-    As `lightning_callback`; give the recorder the model that is trained.
+    As `lightning_callback`; give the recorder or monitor the model that is trained.
     """
     try:
         from transformers import TrainerCallback
@@ -398,13 +409,13 @@ def hf_callback(recorder: Recorder, at: At = "step") -> Any:
     return RecorderCallback()
 
 
-def _start(recorder: Recorder, step: int) -> None:
+def _start(recorder: Recorder | Monitor, step: int) -> None:
     if recorder.steps:
         recorder.resume(step)
     _record_once(recorder, step)
 
 
-def _record_once(recorder: Recorder, step: int) -> None:
+def _record_once(recorder: Recorder | Monitor, step: int) -> None:
     """Record, unless this step is on record: with accumulated gradients several batches end in the same step."""
     if not recorder.steps or step > recorder.steps[-1]:
         recorder.record(step)

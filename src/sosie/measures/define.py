@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..checks import parse_call
 from ..linalg import near_one, widened
+from ..notebook import html_facts
 from ..process_state import without_autocast
 from ..stats import (
     Alignment,
@@ -112,6 +113,24 @@ class Measure:
             if "scale" in self.invariant:
                 x, y = near_one(x), near_one(y)
             return self.from_sample(Sample.of(x, y, inputs=None if inputs is None else near_one(inputs)))
+
+    def _repr_html_(self) -> str:
+        low, high = self.bounds
+        extent = f"{'−∞' if low is None else f'{low:g}'} to {'∞' if high is None else f'{high:g}'}"
+        facts = {
+            "what it is": self.summary,
+            "range": f"{extent}, {'higher' if self.closer == 'up' else 'lower'} is more alike",
+            "with itself": "depends on the rows" if self.same is None else f"{self.same:g}",
+            "invariant to": ", ".join(sorted(self.invariant)),
+            "by chance": self.chance,
+            "with few rows": self.few_rows,
+            "needs": ", ".join(sorted(self.needs)),
+            "symmetric": "yes" if self.symmetric else "no",
+            "differentiable": "yes" if self.differentiable else "no",
+            "cost": self.cost,
+            "paper": self.paper,
+        }
+        return html_facts(self.name, facts)
 
     @property
     def reads_outputs(self) -> bool:

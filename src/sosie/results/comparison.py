@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
@@ -11,11 +12,14 @@ import numpy as np
 
 from ..checks import nearest
 from ..files import COUNT, check_schema
+from ..notebook import figure, html_figures
 from .storage import Array, Result, array_of, nested
 from .tables import as_frame, number
 
 if TYPE_CHECKING:
     import pandas
+    import xarray
+    from matplotlib.figure import Figure
 
 
 Closer = Literal["up", "down"]
@@ -297,11 +301,42 @@ class Comparison(Result):
         """`rows()` as a data frame."""
         return as_frame(self.rows())
 
-    def log(self, writer: Any, step: int | None = None) -> None:
-        """Log same-depth and best-match means to a TensorBoard writer or a W&B run.
+    def to_xarray(self) -> xarray.Dataset:
+        """An xarray Dataset over site_a and site_b: each measure, and beside it <measure>_low, _high, _null …
 
-        With p-values, also the share of pairs that are distinguishable from chance.
+        Sites that have one name are numbered, since coordinates are looked up by name.
         """
+        try:
+            import xarray
+        except ImportError as error:
+            raise ImportError(
+                "to_xarray() needs xarray: pip install 'sosie[xarray]'; matrix() works without"
+            ) from error
+        dims = ("site_a", "site_b")
+        variables = {}
+        for name, values in self.values.items():
+            facts = {"n": values.n, "closer": values.closer, "statistic": values.statistic}
+            for kind in ARRAYS:
+                if (array := getattr(values, kind)) is not None:
+                    variables[name if kind == "value" else f"{name}_{kind}"] = (dims, array.copy(), facts)
+        sites = [apart(side.sites) for side in (self.side_a, self.side_b)]
+        about = {"model_a": self.side_a.name, "model_b": self.side_b.name, "rows": self.rows_rule}
+        return xarray.Dataset(variables, dict(zip(dims, sites, strict=True)), about)
+
+    def plot(self, measure: str | None = None) -> Figure:
+        """A matplotlib figure with the heat map and the curves; the first measure unless one is named."""
+        return figure(self, measure)
+
+    def log(self, writer: Any, step: int | None = None) -> None:
+        """Log the means over layers at the same depth and of the best matches.
+
+        With p-values, also the share of pairs that are distinguishable from chance. `writer` is a TensorBoard
+        SummaryWriter, a run of W&B or trackio (or these modules), `mlflow`, a logger of Lightning or a LightningModule.
+        """
+        log_scalars(writer, self.scalars(), step)
+
+    def scalars(self) -> dict[str, float]:
+        """What `log` logs, by name."""
         from .summary import summarise
 
         scalars = {}
@@ -314,13 +349,7 @@ class Comparison(Result):
             share = share_distinguishable(at_layers(self, name))
             if share is not None:
                 scalars[f"sosie/{name}/distinguishable"] = share
-        if hasattr(writer, "add_scalar"):
-            for key, value in scalars.items():
-                writer.add_scalar(key, value, step)
-        elif hasattr(writer, "log"):
-            writer.log(scalars) if step is None else writer.log(scalars, step=step)
-        else:
-            raise TypeError(f"{type(writer).__name__} has neither add_scalar (TensorBoard) nor log (W&B)")
+        return scalars
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -350,9 +379,28 @@ class Comparison(Result):
         )
 
     def _repr_html_(self) -> str:
-        from .summary import as_html
+        return html_figures(self)
 
-        return as_html(self)
+
+def log_scalars(writer: Any, scalars: Mapping[str, float], step: int | None = None) -> None:
+    """Log numbers by name to whatever the writer is, told by its methods."""
+    if hasattr(writer, "add_scalar"):  # TensorBoard
+        for name, value in scalars.items():
+            writer.add_scalar(name, value, step)
+    elif hasattr(writer, "log_metrics"):  # mlflow and Lightning's loggers; mlflow refuses other characters
+        allowed = {re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII): value for name, value in scalars.items()}
+        writer.log_metrics(allowed, step=step)
+    elif hasattr(writer, "log_batch"):
+        raise TypeError("an MlflowClient needs the id of a run: log to the module mlflow, within mlflow.start_run()")
+    elif hasattr(writer, "log_dict"):  # a LightningModule, which knows the step
+        writer.log_dict(dict(scalars))
+    elif hasattr(writer, "log"):  # W&B and trackio
+        writer.log(dict(scalars)) if step is None else writer.log(dict(scalars), step=step)
+    else:
+        raise TypeError(
+            f"cannot log to {type(writer).__name__}: it has none of add_scalar (TensorBoard), log (W&B, trackio), "
+            "log_metrics (mlflow, Lightning)"
+        )
 
 
 def _kind_of(rule: str, values: dict[str, Estimate], side: Side) -> Kind:
@@ -419,6 +467,16 @@ def same_depth(count_a: int, count_b: int) -> tuple[int, ...]:
     if count_a == 1:
         return (count_b - 1,) if count_b else ()
     return tuple(int(np.floor(i * (count_b - 1) / (count_a - 1) + 0.5)) for i in range(count_a))
+
+
+def apart(names: Sequence[str]) -> list[str]:
+    """The names, numbered where one comes again: mix, mix@2."""
+    counts: dict[str, int] = {}
+    unique = []
+    for name in names:
+        counts[name] = counts.get(name, 0) + 1
+        unique.append(name if counts[name] == 1 else f"{name}@{counts[name]}")
+    return unique
 
 
 def mean(curve: Array) -> float | None:
@@ -530,6 +588,22 @@ class Comparisons(Result):
             np.fill_diagonal(matrix, same)
         return matrix
 
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict per pair of models, measure and pair of sites: that of `Comparison.rows` with both models' names."""
+        return [
+            {"model_a": self.names[i], "model_b": self.names[j], **row}
+            for (i, j), comparison in self.pairs.items()
+            for row in comparison.rows()
+        ]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """`rows()` as a data frame."""
+        return as_frame(self.rows())
+
+    def plot(self, measure: str | None = None) -> Figure:
+        """A matplotlib figure of the model by model matrix; the first measure unless one is named."""
+        return figure(self, measure)
+
     def as_json(self) -> dict[str, Any]:
         pairs = [{"i": i, "j": j, **comparison.as_json()} for (i, j), comparison in self.pairs.items()]
         return {"names": list(self.names), "pairs": pairs}
@@ -545,6 +619,9 @@ class Comparisons(Result):
 
     def __repr__(self) -> str:
         return f"<Comparisons of {', '.join(self.names)}: {len(self.pairs)} pairs>"
+
+    def _repr_html_(self) -> str:
+        return html_figures(self)
 
 
 # Which values chance could have given, and how a p-value is written

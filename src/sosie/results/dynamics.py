@@ -14,6 +14,7 @@ import numpy as np
 
 from ..checks import nearest
 from ..files import check_schema
+from ..notebook import html_figures
 from .comparison import ESTIMATE, Estimate
 from .storage import Array, Result
 from .summary import REST
@@ -205,6 +206,9 @@ class Dynamics(Result):
         return f"<Dynamics of {self.what}, {name}: {len(self.sites)} sites, {len(self.steps_a)} steps>"
 
     def _repr_html_(self) -> str:
+        return html_figures(self)
+
+    def html_tables(self) -> str:
         """A table for each measure: when each site settles, or for two runs how alike their last states are."""
         parts = []
         for measure in self.values:

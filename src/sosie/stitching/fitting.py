@@ -31,6 +31,7 @@ from ..engine.provenance import digest_of, provenance
 from ..files import DamagedFile, check_schema, plain_json, read_tensors, write_tensors
 from ..linalg import Affine, Fit, find_fit
 from ..measures import Measure
+from ..notebook import html_facts
 from ..results import Caveat, Comparison, Estimate, Side
 from ..stats import Alignment, Covariances, Neurons, UncentredAlignment
 from .cuts import Cut, CutModel, LeakingCut, is_mask
@@ -163,6 +164,21 @@ class Stitch:
         a, b = self.model.lower, self.model.upper
         ends = f"{a.name} up to {a.cut.site.label!r}, {b.name} from {b.cut.site.label!r} on"
         return f"Stitch({ends}, fit={self.fit!r}, n={self.n})"
+
+    def _repr_html_(self) -> str:
+        a, b = self.model.lower, self.model.upper
+        numbers = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in self.report.items()}
+        last = {f"after training: {name}": f"{value:.4g}" for name, value in (self.history or [{}])[-1].items()}
+        facts = {
+            "from": f"{a.name}, up to {a.cut.site.label}",
+            "into": f"{b.name}, from {b.cut.site.label} on",
+            "fit": self.fit,
+            "rows": f"{self.n:,}",
+            **numbers,
+            **last,
+            "caveats": "; ".join(self.caveats),
+        }
+        return html_facts("Stitched network", facts)
 
     def evaluate(self, data: Any, *, max_rows: int | None = None) -> dict[str, float]:
         """Measure how well B does its job with A's representation; `data` should not be those of the fit.
