@@ -167,7 +167,7 @@ def _described(group: Any, above: str = "sosie") -> Iterator[str]:
 def _options(command: Any) -> list[Any]:
     from sosie.cli.options import GROUPS
 
-    options = [each for each in command.params if each.name != "help"]
+    options = [each for each in command.params if each.name != "help" and not getattr(each, "hidden", False)]
     return sorted(options, key=lambda each: [*GROUPS, each.rich_help_panel].index(each.rich_help_panel))
 
 
