@@ -44,4 +44,5 @@ def extract(
     )  # fmt: skip
     saved = open_activations(path)
     typer.echo(f"wrote {path}: {counted(len(saved), 'site')}, {counted(saved.n, 'input')}, rows made by {rows}")
-    typer.echo(f"{path.stat().st_size / 2**20:,.1f} MiB; `sosie compare {path} MODEL --data {data}` compares it")
+    call = f"sosie compare {path} MODEL --data {data} --rows {rows}"
+    typer.echo(f"{path.stat().st_size / 2**20:,.1f} MiB; `{call}` compares it")
