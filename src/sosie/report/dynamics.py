@@ -91,7 +91,7 @@ def sentence(dynamics: Dynamics, measure: str) -> str:
         text = f"At the end {in_a_sentence(dynamics.name_a)} and {in_a_sentence(dynamics.name_b)} are most alike at "
         text += f"{in_a_sentence(dynamics.sites[near])} ({number(last[near])})"
         if near != far:
-            text += f" and least at {in_a_sentence(dynamics.sites[distance])} ({number(last[distance])})"
+            text += f" and least at {in_a_sentence(dynamics.sites[far])} ({number(last[far])})"
         return f"{text}, by {name}."
     values, first = dynamics[measure], ends[:, 0]
     distance = first if values.closer == "down" else -first
