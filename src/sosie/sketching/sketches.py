@@ -516,8 +516,8 @@ def sketch(
         if need > LARGE:
             widest, width = max(zip(side.sites, side.widths, strict=True), key=lambda pair: pair[1])
             warnings.warn(
-                f"the sketch of {network.name} will take {size_text(need)}, most of it for wide sites ({widest}: {width:,} "
-                "columns): rows='mean', a smaller size, fewer sites or memory= make it smaller",
+                f"the sketch of {network.name} will take {size_text(need)}, most of it for wide sites ({widest}: "
+                f"{width:,} columns): rows='mean', a smaller size, fewer sites or memory= make it smaller",
                 stacklevel=2,
             )
         for chunk in network.chunks(stream, task=f"sketching, {size_text(need)},"):
