@@ -98,10 +98,8 @@ def sketch(
         typer.echo(f"projected to fit into the memory: {', '.join(folded)}")
     largest = sorted(zip(result.sites, result.side.sites, strict=True), key=lambda pair: -pair[0].bytes)[:3]
     typer.echo("largest: " + ", ".join(f"{label} {site.bytes / 2**20:.1f} MiB" for site, label in largest))
-    typer.echo(
-        f"{result.bytes / 2**20:.1f} MiB in memory, {out.stat().st_size / 2**20:.1f} in the file{_peak(device)}\n"
-        f"wrote {out}"
-    )
+    sizes = f"{result.bytes / 2**20:.1f} MiB in memory, {out.stat().st_size / 2**20:.1f} in the file"
+    typer.echo(f"{sizes}{_peak(device)}\nwrote {out}")
 
 
 def _peak(device: str | None) -> str:
