@@ -159,7 +159,9 @@ def modes(layers: dict[str, Any]) -> Found:
     connected = [found["fall"] <= 0.1 for found in layers.values() if found["fall"] is not None]
     return {
         "mode-connectivity/smallest_fall_early": of_mean(falls[least], f"lines at {least}"),
-        "mode-connectivity/share_of_connected_layers": of_share(fmean(connected), len(connected), "layers"),
+        "mode-connectivity/share_of_connected_layers": of_share(fmean(connected), len(connected), "layers")
+        if connected
+        else None,
     }
 
 
