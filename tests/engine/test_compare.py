@@ -113,7 +113,8 @@ def test_a_model_with_itself_runs_once() -> None:
     model.register_forward_hook(lambda module, args, output: calls.append(len(output)))
     found = sosie.compare(model, model, inputs())
     assert np.diag(found.matrix()) == pytest.approx(np.ones(5), abs=1e-6)
-    assert calls == [4, 4, 128, 22]  # the probe, once more to see whether inputs are mixed, two batches: none twice
+    # The probe, once more to see whether inputs are mixed, two batches, and the probe after them: none twice.
+    assert calls == [4, 4, 128, 22, 4]
     assert found.side_a.name != found.side_b.name
 
 
@@ -242,7 +243,7 @@ def test_all_pairs_in_one_pass() -> None:
     calls = []
     models[0].register_forward_pre_hook(lambda *_: calls.append(1))
     found = sosie.compare(models, x)
-    assert len(calls) == 4  # the probe, whether inputs are mixed, and two batches of at most 128
+    assert len(calls) == 5  # the probe, whether inputs are mixed, two batches of at most 128, and the probe again
     assert len(found) == 3
     for i, j in ((0, 1), (0, 2), (1, 2)):
         assert np.abs(found[i, j].matrix() - sosie.compare(models[i], models[j], x).matrix()).max() < 1e-6

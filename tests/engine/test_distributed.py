@@ -318,12 +318,13 @@ def test_how_far_off_means_were_is_told_of_all() -> None:
         share = Share(0, 2)
 
         def collect(self, mine: Any, absorb: Any) -> None:
-            absorb(({(0, 1): sums(inputs=3, rows=13)}, {("a", "x"): 5.0, ("a", "y"): 1.0}))
+            absorb(({(0, 1): sums(inputs=3, rows=13)}, {}, {("a", "x"): 5.0, ("a", "y"): 1.0}))
 
     totals = {(0, 1): sums(inputs=4, rows=14)}
     plan = SimpleNamespace(statistics=["grams"])
     inspector = SimpleNamespace(offsets={("a", "y"): 2.0})
-    run: Any = SimpleNamespace(plan=plan, _inspector=inspector, partials=totals, first_row=10)
+    rest = {"partials": totals, "first_row": 10, "_order": {}, "settle": lambda: None}
+    run: Any = SimpleNamespace(plan=plan, _inspector=inspector, **rest)
     Pass.gather(run, First())
     assert inspector.offsets == {("a", "x"): 5.0, ("a", "y"): 2.0}
     assert (totals[0, 1].inputs, totals[0, 1].rows) == (7, 17)
