@@ -198,7 +198,10 @@ def _is_composite(func: OpOverload) -> bool:
 _CONVOLUTION = re.compile(r"\w*(convolution|conv\dd)\w*")
 _NORM = re.compile(r"\w*(batch_norm|group_norm)\w*")  # of the second axis
 _LAST = re.compile(r"_?embedding\w*|linear\w*|_trilinear|\w*(rnn|lstm|gru)\w*")
-_POINTWISE = {"_prelu_kernel", "hardswish", "copy", "native_dropout"}  # not marked so
+_POINTWISE = {  # not marked so
+    *("_prelu_kernel", "hardswish", "copy", "native_dropout"),
+    *("leaky_relu", "elu", "hardtanh", "mish", "softplus", "hardsigmoid"),  # by torch 2.4
+}
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv"}
 _VIEWS = {"view", "_unsafe_view", "reshape", "_reshape_alias"}
 _REDUCTIONS = {"mean", "sum", "amax", "amin", "var", "std", "prod", "logsumexp", "linalg_vector_norm", "max", "min"}

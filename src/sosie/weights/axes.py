@@ -381,7 +381,10 @@ class Call:
 Rule = Callable[[Call], list[Axis]]  # the axes of the (first) output
 RULES: dict[str, Rule] = {}  # by a pattern of the operation's name
 
-UNMARKED = {"_prelu_kernel", "hardswish", "copy", "native_dropout", "dropout"}  # pointwise, but not tagged so
+UNMARKED = {  # pointwise, but not tagged so
+    *("_prelu_kernel", "hardswish", "copy", "native_dropout", "dropout"),
+    *("leaky_relu", "elu", "hardtanh", "mish", "softplus", "hardsigmoid"),  # by torch 2.4
+}
 
 
 def rule(names: str) -> Callable[[Rule], Rule]:
