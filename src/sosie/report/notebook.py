@@ -71,10 +71,10 @@ def _dynamics(result: Dynamics) -> str:
     parts = []
     for measure, values in list(result.values.items())[:MOST_FIGURES]:
         scale = full_scale(values)
-        times = [[f"{step}" for step in steps] for steps in (result.steps_a, result.steps_b)]
+        times_a, times_b = ([f"{step}" for step in steps] for steps in (result.steps_a, result.steps_b))
         maps = [
             f"<div><div>{escape(in_a_sentence(result.sites[k]))}, time × time</div>"
-            f"{_heatmap(values.value[k], scale, *times, '', visible(measure), size=160)}</div>"
+            f"{_heatmap(values.value[k], scale, times_a, times_b, '', visible(measure), size=160)}</div>"
             for k in dict.fromkeys((0, len(result.sites) // 2, len(result.sites) - 1))
         ]
         parts.append(f"<p>{escape(measure)}</p>{_side_by_side(maps)}")
@@ -94,13 +94,13 @@ def _folded(title: str, content: str) -> str:
 
 def _map_of(result: Comparison, measure: str, *, labels: bool = True) -> str:
     values = result[measure]
-    names = [[visible(site) for site in sites] for sites in (result.sites_a, result.sites_b)]
+    rows, columns = ([visible(site) for site in sites] for sites in (result.sites_a, result.sites_b))
     title = f"{visible(measure)} at every pair of layers"
     chance = by_chance(values)
     scale, size = full_scale(values), _WIDTH if labels else 120
     a, b = in_a_sentence(result.side_a.name), in_a_sentence(result.side_b.name)
     note = f"rows: {a}, columns: {b}; {direction(values.closer)}"
-    return _heatmap(values.value, scale, *names, note, title, chance, size=size, labels=labels)
+    return _heatmap(values.value, scale, rows, columns, note, title, chance, size=size, labels=labels)
 
 
 def _heatmap(
@@ -152,7 +152,7 @@ def _heatmap(
     all_width = left + max(width, 150 if labels else 0) + 60 * labels
     return (
         f'<div><svg xmlns="http://www.w3.org/2000/svg" role="img" width="{all_width:.0f}" height="{whole:.0f}" '
-        f'viewBox="0 -4 {all_width:.0f} {whole:.0f}"><title>{escape(title)}</title>{cells}{frame}{"".join(texts)}{bar}'
+        f'viewBox="0 -4 {all_width:.0f} {whole:.0f}"><title>{escape(title)}</title>{grid}{frame}{"".join(texts)}{bar}'
         f"</svg>{said}</div>"
     )
 
