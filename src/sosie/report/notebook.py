@@ -136,7 +136,7 @@ def _heatmap(
                 opacity = ' fill-opacity=".35"' if fade else ""
                 shapes.append(f'<path d="{way}" fill="{hue}"{opacity}/>')
     tips = "".join(_tips(value, rows, columns)) if value.size <= WITH_TIPS else ""
-    cells = (
+    grid = (
         f'<g transform="translate({left} 0) scale({cell:g})" shape-rendering="crispEdges">{"".join(shapes)}{tips}</g>'
     )
     frame = f'<rect x="{left}" width="{width:g}" height="{height:g}" fill="none" stroke="currentColor" opacity=".4"/>'
