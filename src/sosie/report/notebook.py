@@ -94,13 +94,13 @@ def _folded(title: str, content: str) -> str:
 
 def _map_of(result: Comparison, measure: str, *, labels: bool = True) -> str:
     values = result[measure]
-    names_a, names_b = ([visible(site) for site in sites] for sites in (result.sites_a, result.sites_b))
+    rows, columns = ([visible(site) for site in sites] for sites in (result.sites_a, result.sites_b))
     title = f"{visible(measure)} at every pair of layers"
     chance = by_chance(values)
     scale, size = full_scale(values), _WIDTH if labels else 120
     a, b = in_a_sentence(result.side_a.name), in_a_sentence(result.side_b.name)
     note = f"rows: {a}, columns: {b}; {direction(values.closer)}"
-    return _heatmap(values.value, scale, names_a, names_b, note, title, chance, size=size, labels=labels)
+    return _heatmap(values.value, scale, rows, columns, note, title, chance, size=size, labels=labels)
 
 
 def _heatmap(
@@ -136,7 +136,7 @@ def _heatmap(
                 opacity = ' fill-opacity=".35"' if fade else ""
                 shapes.append(f'<path d="{way}" fill="{hue}"{opacity}/>')
     tips = "".join(_tips(value, rows, columns)) if value.size <= WITH_TIPS else ""
-    drawn = (
+    grid = (
         f'<g transform="translate({left} 0) scale({cell:g})" shape-rendering="crispEdges">{"".join(shapes)}{tips}</g>'
     )
     frame = f'<rect x="{left}" width="{width:g}" height="{height:g}" fill="none" stroke="currentColor" opacity=".4"/>'
@@ -152,7 +152,7 @@ def _heatmap(
     all_width = left + max(width, 150 if labels else 0) + 60 * labels
     return (
         f'<div><svg xmlns="http://www.w3.org/2000/svg" role="img" width="{all_width:.0f}" height="{whole:.0f}" '
-        f'viewBox="0 -4 {all_width:.0f} {whole:.0f}"><title>{escape(title)}</title>{drawn}{frame}{"".join(texts)}{bar}'
+        f'viewBox="0 -4 {all_width:.0f} {whole:.0f}"><title>{escape(title)}</title>{grid}{frame}{"".join(texts)}{bar}'
         f"</svg>{said}</div>"
     )
 
