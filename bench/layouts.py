@@ -1,9 +1,9 @@
-"""Which axis of a site's output is taken as its features, in architectures of torchvision and timm with random weights.
+"""Check which axis of a site's output sosie takes as its features, in architectures of torchvision and timm.
 
-Needs torchvision and timm, which sosie does not: `python bench/layouts.py after` writes the column "after" of
-docs/layouts.json, and docs/layouts.md from it. The truth is found by sizes alone: inputs are of such a size
-that no height, width or number of tokens is also the width of a layer, so of a site's axes the features are the one
-whose size is. A site with none or with several such axes is not counted, but told.
+`python bench/layouts.py after` needs torchvision and timm. It writes the column "after" of docs/layouts.json, and
+docs/layouts.md from it. The true axis is known from sizes alone: inputs are chosen so that no height, width or number
+of tokens equals the width of a layer, so the features are the axis whose size does. Sites with none or several such
+axes are reported, but not counted.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ RESULTS, PAGE = DOCS / "layouts.json", DOCS / "layouts.md"
 INPUTS = 2
 HEAD = """# Which axis holds the features
 
-`rows="mean"`, `"positions"`, `"cls"` and `"last"` have to know which axis of an activation holds its features. It is
-followed through the operations of the first forward, from the layers whose weights make them. Here every module's
-output of three axes or more, the first counting the inputs, was looked at, in architectures with random weights.
+`rows="mean"`, `"positions"`, `"cls"` and `"last"` need the axis of an activation that holds its features. It is found
+by following the operations of the first forward, from the layers whose weights make the features. The table checks
+every module output of three or more axes whose first axis counts the inputs, in architectures with random weights.
 
-The truth is by sizes: inputs are chosen such that no height, width or number of tokens is the width of a layer. *Not
-told* are sites where sizes do not decide, since two axes or none have the width of a layer; they are not counted among
-the sites. *Before* went by the class of a module and of its neighbours. *Asked* are sites where nothing is assumed and
-a function is asked for as rule: heads of attention that are not joined yet, and layers that mix tokens, with units in
-one axis and channels in another.
+The true axis is known from sizes: inputs are chosen so that no height, width or number of tokens equals the width of a
+layer. *Unclear* counts sites where two axes or none have the width of a layer; they are not among the sites. *Right
+before* is the result of an earlier version, which used the class of a module and of its neighbours. *Unknown* counts
+sites where sosie makes no assumption and needs a function as row rule: heads of attention that are not joined yet, and
+layers that mix tokens, with units in one axis and channels in another.
 
 Written by `bench/layouts.py` with {versions}.
 
-| architecture | sites | right before | right now | wrong now | asked | not told |
+| architecture | sites | right before | right now | wrong now | unknown | unclear |
 |---|---|---|---|---|---|---|"""
 
 

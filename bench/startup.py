@@ -13,6 +13,7 @@ WAYS = {
     "python -c pass": ["-c", "pass"],
     "import sosie": ["-c", "import sosie"],
     "sosie --help": ["-m", "sosie", "--help"],
+    "sosie measures": ["-m", "sosie", "measures"],
     "import torch": ["-c", "import torch"],
 }
 

@@ -13,9 +13,9 @@ RESULTS = Path(__file__).resolve().parents[1] / "bench" / "results"
 
 INTRODUCTION = """# Speed
 
-What `make bench` measured last. This page is made from `bench/results/*.json` by `make docs`; no number is copied by
-hand. The ways of computing take turns within one run and medians are kept, so the ratios mean more than the seconds.
-How each was measured, and against which truth the errors are, is written in `bench/README.md`.
+The latest results of `make bench`. `make docs` writes this page from `bench/results/*.json`; no number is copied by
+hand. The methods take turns within one run and medians are kept, so ratios are more reliable than seconds.
+`bench/README.md` describes how each was measured, and the reference for the errors.
 
 What to expect:
 
@@ -23,13 +23,13 @@ What to expect:
   matrices.
 - Measures that factorise covariances (Procrustes, CCA, regression) or that read rows (`rsa`, `mutual_knn`, `rbf_cka`)
   take time for every pair of sites *after* the pass: seconds to minutes for hundreds of pairs of wide layers. On a CPU
-  several pairs are worked on at a time, each on one core. Choose sites, or pool with `rows="mean"`. Their cost in n, p
+  several pairs are computed at a time, each on one core. Choose sites, or pool with `rows="mean"`. Their cost in n, p
   and q is in the [table of measures](measures.md).
-- A sketch of features and gradients costs little more than its passes on a CPU and a multiple of them on a fast GPU, a
+- A sketch of features and gradients costs little more than its passes on a CPU, and a multiple of them on a fast GPU; a
   little less with `kernels="hadamard"` alone.
-- Many small networks are trained together in a fraction of the time that one after another takes.
-- Memory does not grow with the number of rows; that of a sketch not beyond a few thousand.
-- On a GPU, Gram matrices are made of TF32 products unless you say `precision="float32"`.
+- Training many small networks together takes a fraction of the time of training one after another.
+- Memory does not grow with the number of rows; that of a sketch stops growing at a few thousand.
+- On a GPU, Gram matrices are computed from TF32 products unless you set `precision="float32"`.
 """
 
 TITLES = {
@@ -62,39 +62,39 @@ TITLES = {
     "sketch-coverage": "Coverage for sketches",
 }
 
-# A line of words where the file's own description leaves open what the numbers are; in braces, numbers of the file.
+# An explanation of the numbers, where the file's own description is not enough; in braces, numbers of the file.
 WORDS = {
     "weights": """wcka of all {pairs:,} pairs of {networks} networks 784-32-32-32-32-10, every depth with every depth.
-        *One call* gives the table of models by models with `matrix`; what there is to say about a pair beside its
-        values, as chance, is made when the pair is read, and not counted. The loops multiply a network's weights
-        anew for each pair and compare factors (*every pair of depths*) or kernels of 784 x 784 (*same depths only*);
-        they were timed on {subset} pairs.""",
-    "together": "Each network has its own seed and order of images, and ends as it would alone, to rounding.",
+        *One call* gives the table of models by models with `matrix`; the chance and caveats of a pair are computed when
+        the pair is read, and not counted. The loops multiply the weights of a network again for each pair and compare
+        factors (*every pair of depths*) or kernels of 784 x 784 (*same depths only*); they were timed on {subset}
+        pairs.""",
+    "together": "Each network has its own seed and order of images, and ends as if trained alone, up to rounding.",
 }
 WORDS["together-gpu"] = WORDS["together"]
-WORDS["penalty-gpu"] = """Steps as they come: a GPU then waits for the next kernel to be asked for, the penalty's too.
-    Recorded, as `fit_side_by_side` has them, they do not wait: see the next table."""
+WORDS["penalty-gpu"] = """Eager steps: the GPU waits for each kernel to be launched, including those of the penalty.
+    Recorded steps, as in `fit_side_by_side`, do not wait: see the next table."""
 PUT_IN_WORDS = {"weights": ("networks", "layers", "pairs", "subset")}
 
 
 def page() -> str:
-    """The whole page; files this script does not know get a section too, in order of their names."""
+    """The whole page; files that are not listed here get a section too, in order of their names."""
     known = [RESULTS / f"{stem}.json" for stem in TITLES]
     others = sorted(set(RESULTS.glob("*.json")) - set(known))
     return "\n".join([INTRODUCTION, *(_section(path) for path in [*known, *others] if path.exists())])
 
 
 def _section(path: Path) -> str:
-    found = json.loads(path.read_text("utf-8"))
+    facts = json.loads(path.read_text("utf-8"))
     lines = [f"## {TITLES.get(path.stem, path.stem.replace('_', ' ').capitalize())}", ""]
-    if "what" in found:
-        lines += [" ".join(found.pop("what").split()), ""]
+    if "what" in facts:
+        lines += [" ".join(facts.pop("what").split()), ""]
     if path.stem in WORDS:
-        lines += [" ".join(WORDS[path.stem].format(**found).split()), ""]
-    found = {key: value for key, value in found.items() if key not in PUT_IN_WORDS.get(path.stem, ())}
-    if "machine" in found:
-        lines += [f"*Measured on {_machine(found.pop('machine'))}.*", ""]
-    for title, value in found.items():
+        lines += [" ".join(WORDS[path.stem].format(**facts).split()), ""]
+    facts = {key: value for key, value in facts.items() if key not in PUT_IN_WORDS.get(path.stem, ())}
+    if "machine" in facts:
+        lines += [f"*Measured on {_machine(facts.pop('machine'))}.*", ""]
+    for title, value in facts.items():
         if title != "rows":
             lines += [f"**{title}**", ""]
         lines.append(_table(value))

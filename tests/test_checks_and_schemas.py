@@ -61,7 +61,7 @@ def test_choices() -> None:
 def test_names_near_a_mistyped_one() -> None:
     assert nearest("layr1", ["layer1", "head"]) == "; did you mean 'layer1'?"
     assert nearest("conv1", ["a.conv1", "b.conv1", "conv2"]) == "; did you mean 'a.conv1' or 'b.conv1'?"
-    assert nearest("xyz", [f"layer{k}" for k in range(9)]).endswith("layer7, …")
+    assert nearest("xyz", [f"layer{k}" for k in range(9)]).endswith("layer7 and 1 more")
     assert nearest("xyz", []) == "; there are none"
 
 

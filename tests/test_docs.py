@@ -215,11 +215,3 @@ def test_the_site_and_its_search_work_from_the_file_system(site: Path, chromium:
     page.locator("mark", has_text="jackknife").first.wait_for()
     page.close()
     assert not [url for url in asked if url.startswith("http")]
-
-
-def test_the_version_is_said_once_everywhere() -> None:
-    import sosie
-
-    assert f'version = "{sosie.__version__}"' in (ROOT / "pyproject.toml").read_text("utf-8")
-    assert f"version: {sosie.__version__}" in (ROOT / "CITATION.cff").read_text("utf-8")
-    assert f"## {sosie.__version__}" in (ROOT / "CHANGELOG.md").read_text("utf-8")

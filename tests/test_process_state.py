@@ -188,30 +188,42 @@ def test_the_last_to_leave_allows_compiled_code_again() -> None:
     def compiled() -> Any:
         return torch.compile(nn.Sequential(nn.Linear(2, 2)), backend="eager")
 
-    def stance() -> str:
-        return torch._dynamo.eval_frame._stance.stance
+    def compiles() -> bool:
+        """Whether a model is compiled when it is first called."""
+        calls: list[Any] = []
 
-    before = stance()
+        def backend(graph: Any, inputs: Any) -> Any:
+            calls.append(graph)
+            return graph.forward
+
+        torch.compile(nn.Linear(2, 2), backend=backend)(torch.ones(1, 2))
+        return bool(calls)
+
+    assert compiles()
     first, second = watch(compiled(), "0"), watch(compiled(), "0")
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert stance() == "force_eager"
+    assert not compiles(), "the second is still watched"
     second.__exit__(None, None, None)
-    assert stance() == before
+    assert compiles()
 
 
 def test_of_two_precisions_of_products_the_most_exact_counts() -> None:
     matmul = torch.backends.cuda.matmul  # a setting that a machine without a GPU has too
-    before = matmul.fp32_precision
+
+    def precision() -> Any:
+        return getattr(matmul, _MATMUL.setting)
+
+    before = precision()
     coarse, exact = _MATMUL.at("tf32"), _MATMUL.at("ieee")
     coarse.__enter__()
-    assert matmul.fp32_precision == "tf32"
+    assert precision() == _MATMUL.values["tf32"]
     exact.__enter__()
     coarse.__exit__(None, None, None)
-    assert matmul.fp32_precision == "ieee", "the second still needs it"
+    assert precision() == _MATMUL.values["ieee"], "the second still needs it"
     exact.__exit__(None, None, None)
-    assert matmul.fp32_precision == before
+    assert precision() == before
 
 
 # Random numbers
@@ -294,6 +306,8 @@ def test_a_seed_gives_the_numbers_that_torchs_global_generator_gives(draw: Calla
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         wanted = draw()
+    if draw.__code__.co_names[1] == "rand_like" and "generator" not in str(torch.ops.aten.rand_like.default._schema):
+        pytest.skip("rand_like draws from the global generator alone in this torch")
     before = torch.get_rng_state()
     with seeded(7):
         assert torch.equal(draw(), wanted)

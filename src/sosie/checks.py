@@ -1,4 +1,4 @@
-"""Arguments read and checked once, at the door: the error says what was wrong, and what would be right."""
+"""Checks of arguments, made once at the door: the error says what is wrong, and what would be right."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def whole_number(value: Any, name: str, *, least: int | None = None, most: int | None = None, why: str = "") -> int:
-    """The value if it is a whole number within these bounds; `why` says what the bound is for."""
+    """Return the value if it is a whole number within these bounds; `why` gives the reason for a bound."""
     right = isinstance(value, Integral) and not isinstance(value, bool)
     if not right or (least is not None and value < least) or (most is not None and value > most):
         within = {
@@ -26,7 +26,7 @@ def whole_number(value: Any, name: str, *, least: int | None = None, most: int |
 
 
 def positive(value: Any, name: str, *, most: float | None = None, why: str = "") -> float:
-    """The value if it is a finite number above 0, and at most `most`."""
+    """Return the value if it is a finite number above 0, and at most `most`."""
     right = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value) and float(value) > 0
     if not right or (most is not None and value > most):
         within = "" if most is None else f" and at most {most}"
@@ -35,7 +35,7 @@ def positive(value: Any, name: str, *, most: float | None = None, why: str = "")
 
 
 def one_of(value: Any, name: str, choices: Iterable[str]) -> str:
-    """The value if it is one of the choices; otherwise the error names them, and the nearest."""
+    """Return the value if it is one of the choices; the error names them, and the nearest."""
     known = list(choices)
     if value in known:
         return str(value)
@@ -45,47 +45,43 @@ def one_of(value: Any, name: str, choices: Iterable[str]) -> str:
 
 
 def paired_rows(*counts: int) -> int:
-    """How many rows there are, if all sides have equally many."""
+    """Return the number of rows if all counts are equal."""
     if len(set(counts)) != 1:
         raise ValueError(f"need paired rows, got {' and '.join(map(str, dict.fromkeys(counts)))}")
     return counts[0]
 
 
 def nearest(text: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the names closest to it, or else the first few that there are."""
+    """The end of a message about an unknown name: the known names closest to it, or else the first few."""
     known = [name for name in known if name]
     inside = [name for name in known if name.endswith(f".{text}")][:3]
     near = inside or difflib.get_close_matches(text, known, n=3, cutoff=0.5)
     if near:
         return f"; did you mean {' or '.join(map(repr, near))}?"
-    few = ", ".join(known[:8]) + (", …" if len(known) > 8 else "")
-    return f"; there are {few}" if known else "; there are none"
+    return f"; there are {listed(known, 8)}" if known else "; there are none"
 
 
 def matching(known: Iterable[str], wanted: str, what: str) -> list[str]:
-    """The known names that a name or glob selects, in their order: an exact name first, and at least one.
+    """The known names that a name or glob selects, in their order; an exact name wins over a glob.
 
-    `what` begins the error of one that selects nothing: "no layer is called".
+    `what` begins the error if there are none: "no layer is called".
     """
     known = list(known)
-    fits = [wanted] if wanted in known else [name for name in known if fnmatchcase(name, wanted)]
-    if not fits:
+    selected = [wanted] if wanted in known else [name for name in known if fnmatchcase(name, wanted)]
+    if not selected:
         raise ValueError(f"{what} {wanted!r}{nearest(wanted, known)}")
-    return fits
+    return selected
 
 
 def listed(items: Iterable[object], most: int = 5, separator: str = ", ") -> str:
-    """The first few items of a list for a message, and how many more there are."""
+    """The first few items of a list for a message, and the number of others."""
     texts = list(map(str, items))
     more = f"{separator.rstrip(', ')} and {len(texts) - most:,} more" if len(texts) > most else ""
     return separator.join(texts[:most]) + more
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:
-    """The name and the options of `name` or `name(width=2, kind='B')`; options are Python literals.
-
-    Read with `ast`, never evaluated.
-    """
+    """The name and the options of `name` or `name(width=2, kind='B')`; options are Python literals, never evaluated."""
     name, bracket, rest = text.strip().partition("(")
     if not bracket:
         return name.strip(), {}

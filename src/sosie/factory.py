@@ -1,8 +1,9 @@
-"""Shared by model and data specifications: a user's own `file.py:factory`, and files found by name."""
+"""For specifications of models and data: functions in a user's `file.py:factory`, and files found by name."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import inspect
 import os
@@ -26,14 +27,14 @@ def is_factory(spec: str) -> bool:
 
 
 def listed_folders(variable: str) -> list[Path]:
-    """The folders that an environment variable lists, separated as in PATH."""
+    """The folders in an environment variable, separated as in PATH."""
     return [Path(part).expanduser() for part in os.environ.get(variable, "").split(os.pathsep) if part.strip()]
 
 
 def find_file(name: str, variable: str) -> Path:
-    """The file or folder of that name: as given, else inside a folder that the environment variable lists.
+    """The file or folder of that name: as it is, or else inside a folder of the environment variable.
 
-    A name with `..` in it, or an absolute one, is only taken as given: it must not lead out of those folders.
+    A name that is absolute or contains `..` is not looked for in those folders, since it could lead out of them.
     """
     path = Path(name).expanduser()
     if path.exists():
@@ -51,10 +52,10 @@ def find_file(name: str, variable: str) -> Path:
 
 
 def load_factory(spec: str) -> Callable[[], Any]:
-    """The function that `path/to/file.py:factory` or `path/to/file.py:factory(width=2)` names, ready to call.
+    """The function named by `path/to/file.py:factory` or `path/to/file.py:factory(width=2)`, ready to call.
 
-    The file's folder can be imported from while the file is read and while the factory runs, and no longer:
-    `sys.path` and `sys.modules` are left as found, so that two files may each have a `layers.py` beside them.
+    Imports from the file's folder work only while the file is read and while the factory runs: `sys.path` and
+    `sys.modules` are restored, so that two files may each have a `layers.py` beside them.
     """
     path, name, options = _parts(spec)
 
@@ -67,14 +68,14 @@ def load_factory(spec: str) -> Callable[[], Any]:
 
 
 def load_function(spec: str) -> Callable[..., Any]:
-    """The function that `path/to/file.py:function` names, to be called many times; `function(k=2)` fixes options.
+    """The function named by `path/to/file.py:function`, to be called many times; `function(k=2)` fixes options.
 
-    The file is run once; what it imports from its own folder it must import at its top.
+    The file is run once, so it must import modules from its own folder at its top.
     """
     path, name, options = _parts(spec)
     with _importing_from(path.resolve()) as module:
-        found = _find(module, name, path)
-    return functools.partial(found, **options) if options else found
+        function = _find(module, name, path)
+    return functools.partial(function, **options) if options else function
 
 
 def _parts(spec: str) -> tuple[Path, str, dict[str, Any]]:
@@ -92,21 +93,21 @@ def _parts(spec: str) -> tuple[Path, str, dict[str, Any]]:
 
 
 def _find(module: ModuleType, name: str, path: Path) -> Callable[..., Any]:
-    found = getattr(module, name, None)
-    if callable(found):
-        return found
+    function = getattr(module, name, None)
+    if callable(function):
+        return function
     if hasattr(module, name):
-        raise TypeError(f"{name} in {path} is {type(found).__name__}, not a function to call")
-    own = [key for key, value in vars(module).items() if inspect.isroutine(value) or inspect.isclass(value)]
-    own = [key for key in own if not key.startswith("_")]
-    near = get_close_matches(name, own, n=3) or own[:8]
+        raise TypeError(f"{name} in {path} is {type(function).__name__}, not a function to call")
+    known = [key for key, value in vars(module).items() if inspect.isroutine(value) or inspect.isclass(value)]
+    known = [key for key in known if not key.startswith("_")]
+    near = get_close_matches(name, known, n=3) or known[:8]
     offer = f"; it has {', '.join(near)}" if near else ""
     raise AttributeError(f"no function {name!r} in {path}{offer}")
 
 
 @contextmanager
 def _importing_from(path: Path) -> Iterator[ModuleType]:
-    """The file as a module, while its folder is first on the path; its folder's modules are forgotten."""
+    """The file as a module, with its folder first on the path; modules of the folder are forgotten afterwards."""
     folder = str(path.parent)
     name = f"_sosie_factory_{path.stem}"
     before, wrote_bytecode = dict(sys.modules), sys.dont_write_bytecode
@@ -115,7 +116,7 @@ def _importing_from(path: Path) -> Iterator[ModuleType]:
         raise ImportError(f"cannot import {path}: is it a Python file?")
     module = importlib.util.module_from_spec(location)
     sys.path.insert(0, folder)
-    sys.modules[name] = module  # dataclasses and friends look themselves up here while the file is read
+    sys.modules[name] = module  # dataclasses look themselves up here while the file is read
     sys.dont_write_bytecode = True  # a file edited twice within a second would be read from a stale cache
     importlib.invalidate_caches()
     try:
@@ -136,9 +137,28 @@ def _importing_from(path: Path) -> Iterator[ModuleType]:
 
 
 def _stems_from(key: str, folder: Path) -> bool:
-    """Was the module found because the folder was on the path (not in an installation deeper inside)?"""
+    """Whether a module was found through the folder on the path, not in an installation deeper inside."""
     top = key.partition(".")[0]
     module = sys.modules.get(top) or sys.modules.get(key)
     places = [getattr(module, "__file__", None), *list(getattr(module, "__path__", []))]
     homes = {folder / top, folder / f"{top}.py", folder / top / "__init__.py"}
     return any(Path(place).resolve() in homes for place in places if isinstance(place, str))
+
+
+def import_library(name: str, wanted_by: str, *, extra: str = "") -> Any:
+    """Import an optional module, or raise an error that says how to install it: by name, or as an extra of sosie's."""
+    library = name.partition(".")[0]
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != library:
+            raise
+        wanted = f"'sosie[{extra}]'" if extra else library
+        raise ModuleNotFoundError(
+            f"{wanted_by} needs {library}, which is not installed: pip install {wanted}", name=library
+        ) from error
+    except (ImportError, RuntimeError, AttributeError, OSError) as error:
+        raise ImportError(
+            f"{wanted_by} needs {library}, which is installed but cannot be imported with this torch ({error}): pip "
+            f"install --upgrade {library}"
+        ) from error

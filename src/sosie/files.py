@@ -1,7 +1,7 @@
-"""The files that sosie writes: each whole or not there, and with a checksum that is verified when it is read.
+"""The files that sosie writes: atomically, and with a checksum that is verified on reading.
 
-There is one writer and one reader for JSON, and one of each for safetensors. Files of version 1 had no checksum: they
-are read as they are, and saving again adds one. Nothing is ever unpickled.
+JSON and safetensors have one writer and one reader each. Files of version 1 have no checksum: they are read as they
+are, and saving again adds one. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 CHECKED = 2  # the first version of every format whose files have a checksum
-JSON_HASH, TENSORS_HASH = "hash", "sosie-hash"  # the fields that it is in
+JSON_HASH, TENSORS_HASH = "hash", "sosie-hash"  # the fields of the checksum
 PIECE = 2**22  # bytes that are hashed at a time
-FORGOTTEN = 86400.0  # seconds after which a temporary file of an unknown process is nobody's
+FORGOTTEN = 86400.0  # seconds after which a temporary file of an unknown process is removed
 _PART = re.compile(r"\..*\.([0-9a-f]{8})-(\d+)-[^.]*\.part(?:\.[^.]*)?")
 _CODES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "complex64": "C64",
@@ -40,16 +40,16 @@ _CODES = {
 
 
 class DamagedFile(ValueError):
-    """The file is not what sosie writes, or only a part of it."""
+    """The file was not written by sosie, or is incomplete."""
 
 
 class OtherFile(DamagedFile):
-    """The file may be whole, but holds something else."""
+    """The file may be whole, but holds something else than was asked for."""
 
 
 @contextlib.contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[None]:
-    """What goes wrong while content is made into a value becomes a DamagedFile that names the file."""
+    """Turn errors while content is decoded into a DamagedFile that names the file."""
     try:
         yield
     except DamagedFile as error:
@@ -61,33 +61,32 @@ def reading(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def check_writable(path: str | os.PathLike[str] | None) -> None:
-    """Raise now if a file could not be written there later, after hours of work."""
+    """Raise if a file could not be written there: now, rather than after hours of work."""
     if path is None:
         return
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name a file inside it")
-    above = next(folder for folder in path.absolute().parents if folder.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK):
-        raise PermissionError(f"cannot write {path}: {above} is not a folder that can be written to")
+    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise PermissionError(f"cannot write {path}: {folder} is not a folder that can be written to")
 
 
 def write_atomically(path: str | os.PathLike[str], content: str | bytes | Callable[[Path], None]) -> Path:
-    """Write text, bytes, or whatever `content(temporary_path)` writes; then rename over `path`, or what it links to.
+    """Write text, bytes, or what `content(temporary_path)` writes, then rename it over `path` or the target of a link.
 
-    An interruption leaves the old file as it was. What a kill leaves behind, the next write into the folder removes.
+    An interruption leaves the old file unchanged; the next write into the folder removes what a kill leaves behind.
     """
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name a file inside it")
     if path.exists() and not path.is_file():
-        # Renamed over, /dev/null would be gone for all.
-        raise FileExistsError(f"{path} is a device or a pipe, which a file would replace")
+        raise FileExistsError(f"{path} is a device or a pipe, which a file would replace")  # /dev/null, say
     target = path.resolve() if path.is_symlink() else path
     target.parent.mkdir(parents=True, exist_ok=True)
     _remove_forgotten(target.parent)
-    own = f".{target.name}.{_process_space()}-{os.getpid()}-"
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=own, suffix=".part")
+    prefix = f".{target.name}.{_process_space()}-{os.getpid()}-"
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=prefix, suffix=".part")
     os.close(handle)
     temporary = Path(name)
     try:
@@ -97,7 +96,7 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes | Callab
             temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
         umask = os.umask(0)
         os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp makes files that only their owner can read
+        temporary.chmod(0o666 & ~umask)  # mkstemp makes files that only the owner can read
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -105,14 +104,14 @@ def write_atomically(path: str | os.PathLike[str], content: str | bytes | Callab
 
 
 def _remove_forgotten(folder: Path) -> None:
-    """Temporary files of processes that have ended; of other machines, which cannot be asked, those a day old."""
-    with contextlib.suppress(OSError):  # another process removes them, too; they are in nobody's way
+    """Remove temporary files of processes that have ended, and those of other machines that are a day old."""
+    with contextlib.suppress(OSError):  # another process may remove them too, and they do no harm
         for entry in os.scandir(folder):
-            found = _PART.fullmatch(entry.name)
-            if found is None or not entry.is_file(follow_symlinks=False):
+            name = _PART.fullmatch(entry.name)
+            if name is None or not entry.is_file(follow_symlinks=False):
                 continue
-            here = found[1] == _process_space()
-            if (here and _has_ended(int(found[2]))) or time.time() - entry.stat().st_mtime > FORGOTTEN:
+            local = name[1] == _process_space()
+            if (local and _has_ended(int(name[2]))) or time.time() - entry.stat().st_mtime > FORGOTTEN:
                 os.unlink(entry.path)
 
 
@@ -121,14 +120,14 @@ def _has_ended(process: int) -> bool:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return True
-    except PermissionError:  # somebody else's
-        return False
+    except PermissionError:  # of another user
+        pass
     return False
 
 
 @cache
 def _process_space() -> str:
-    """An identifier of the scope in which process numbers are unique: one boot of one machine, or one container."""
+    """An identifier of the scope in which process numbers are unique: a boot of a machine, or a container."""
     try:
         where = Path("/proc/sys/kernel/random/boot_id").read_text("ascii") + os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -137,7 +136,7 @@ def _process_space() -> str:
 
 
 def write_json(path: str | os.PathLike[str], content: Mapping[str, Any], *, indent: int | None = None) -> Path:
-    """JSON with its "format" and "version", to which the checksum is added."""
+    """Write JSON, which holds "format" and "version", with its checksum."""
     plain = json.loads(json.dumps(content, allow_nan=False))
     whole = {**plain, JSON_HASH: json_hash(plain)}
     separators = (",", ":") if indent is None else None
@@ -146,29 +145,29 @@ def write_json(path: str | os.PathLike[str], content: Mapping[str, Any], *, inde
 
 
 def plain_json(value: Any) -> Any:
-    """The same values as JSON holds them: arrays as lists, and None for numbers that are not finite."""
+    """Values as JSON can hold them: arrays as lists, and None for numbers that are not finite."""
     if isinstance(value, dict):
-        return {str(key): plain_json(each) for key, each in value.items()}
+        return {str(key): plain_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain_json(each) for each in value]
+        return [plain_json(item) for item in value]
     if hasattr(value, "tolist"):
         return plain_json(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def json_hash(content: Mapping[str, Any]) -> str:
-    """The checksum of names and values, independent of layout; ValueError for numbers that are not finite."""
+    """The checksum of names and values, independent of layout; raises ValueError for numbers that are not finite."""
     text = json.dumps(content, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_json(path: str | os.PathLike[str], form: str | Sequence[str], newest: int, what: str) -> dict[str, Any]:
-    """A file of this format (or one of these) and no newer version, whole; else a DamagedFile says what is wrong."""
+    """Read a file of this format (or one of these), no newer than `newest`; raise DamagedFile if it is not whole."""
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
     try:
-        found = json.loads(path.read_bytes().decode("utf-8"))
+        content = json.loads(path.read_bytes().decode("utf-8"))
     except UnicodeDecodeError as error:
         raise DamagedFile(f"{path} is not text, so not a saved {what}") from error
     except json.JSONDecodeError as error:
@@ -178,30 +177,30 @@ def read_json(path: str | os.PathLike[str], form: str | Sequence[str], newest: i
     except RecursionError as error:
         raise DamagedFile(f"{path} is nested too deeply to be a saved {what}") from error
     forms = (form,) if isinstance(form, str) else form
-    if not isinstance(found, dict) or found.get("format") not in forms:
+    if not isinstance(content, dict) or content.get("format") not in forms:
         raise OtherFile(f"{path} is JSON, but not a saved {what} (no format {forms[0]!r} in it)")
-    version = found.get("version")
+    version = content.get("version")
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
         raise DamagedFile(f"{path} has no valid version number: {str(version)[:20]!r}")
     if version > newest:
         raise DamagedFile(
             f"{path} was written by a newer sosie (format {str(version)[:20]}, this one reads up to {newest}): upgrade"
         )
-    said = found.pop(JSON_HASH, "" if version >= CHECKED else None)
+    checksum = content.pop(JSON_HASH, "" if version >= CHECKED else None)
     try:
-        same = json_hash(found) == said
+        same = json_hash(content) == checksum
     except ValueError as error:
         raise DamagedFile(f"{path} is damaged: it has a number that is NaN or infinite") from error
-    if said is not None and not same:
+    if checksum is not None and not same:
         raise DamagedFile(
             f"{path} is damaged: its checksum does not fit its content, which was changed after it was written. "
             f'Restore it or make it again; if you edited it by hand, set its "{JSON_HASH}" to null to have it read so'
         )
-    return found
+    return content
 
 
 class Part(NamedTuple):
-    """A tensor that is to be written: its type and shape as safetensors says them, and its bytes, piece by piece."""
+    """A tensor to be written: its safetensors type and shape, and its bytes in pieces."""
 
     name: str
     code: str
@@ -213,25 +212,25 @@ class Part(NamedTuple):
 def write_tensors(
     path: str | os.PathLike[str], kind: str, version: int, tensors: Mapping[str, Tensor], text: Mapping[str, str]
 ) -> Path:
-    """Tensors and text beside them, as safetensors of the format "sosie-<kind>", which `read_tensors` reads."""
+    """Write tensors and text as safetensors of the format "sosie-<kind>", for `read_tensors`."""
     head = {"format": f"sosie-{kind}", "version": str(version), **text}
     return write_atomically(path, lambda temporary: assemble(temporary, _parts(tensors), head))
 
 
 def write_weights(path: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> Path:
-    """A state dict as any reader of safetensors takes it; the checksum is for sosie's own."""
+    """Write a state dict as plain safetensors, with the checksum that sosie verifies."""
     return write_atomically(path, lambda temporary: assemble(temporary, _parts(tensors), {"format": "pt"}))
 
 
 def _parts(tensors: Mapping[str, Tensor]) -> list[Part]:
-    """The widest numbers first, so that all are aligned; views and shared memory are written as they read."""
-    found = []
+    """The parts of a file, widest numbers first, so that all are aligned; views are written out."""
+    parts = []
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
         code = _CODES.get(str(tensor.dtype).removeprefix("torch."))
         if code is None:
             raise TypeError(f"{name} is of type {tensor.dtype}, which safetensors does not have")
-        found.append(Part(name, code, tuple(tensor.shape), tensor.numel() * tensor.element_size(), _bytes(tensor)))
-    return found
+        parts.append(Part(name, code, tuple(tensor.shape), tensor.numel() * tensor.element_size(), _bytes(tensor)))
+    return parts
 
 
 def _bytes(tensor: Tensor) -> Iterator[Any]:
@@ -242,8 +241,10 @@ def _bytes(tensor: Tensor) -> Iterator[Any]:
 
 
 def assemble(path: Path, parts: Iterable[Part], text: Mapping[str, str]) -> None:
-    """Write safetensors piece by piece. The library has a temporary file of its own, which a kill would leave behind,
-    or puts the whole together in memory."""
+    """Write safetensors piece by piece.
+
+    The library would use a temporary file of its own, which a kill leaves behind, or build the file in memory.
+    """
     parts = list(parts)
     end = 0
     places: dict[str, Any] = {}
@@ -251,7 +252,7 @@ def assemble(path: Path, parts: Iterable[Part], text: Mapping[str, str]) -> None
         start, end = end, end + part.size
         places[part.name] = {"dtype": part.code, "shape": list(part.shape), "data_offsets": [start, end]}
     digest = hashlib.sha256(_head({"__metadata__": dict(text), **places}))
-    blank = "0" * 2 * digest.digest_size  # the checksum is put in its place at the end
+    blank = "0" * 2 * digest.digest_size  # replaced by the checksum at the end
     head = _head({"__metadata__": {TENSORS_HASH: blank, **text}, **places})
     head += b" " * (-len(head) % 8)
     with path.open("wb") as file:
@@ -271,9 +272,9 @@ def _head(content: Mapping[str, Any]) -> bytes:
 def read_tensors(
     path: str | os.PathLike[str], kind: str, version: int, what: str | None = None
 ) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The text beside the tensors, and the tensors, on the CPU; refused unless the text says "sosie-<kind>".
+    """The text beside the tensors, and the tensors, on the CPU, of a file of the format "sosie-<kind>".
 
-    `version`: the newest format that is understood; `what`: the kind, for messages.
+    `version`: the newest format that can be read; `what`: the kind, for messages.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -289,14 +290,14 @@ def read_tensors(
 def check_tensors(
     path: str | os.PathLike[str], text: Mapping[str, str], kind: str, version: int, what: str | None = None
 ) -> None:
-    """Check that a safetensors file with this metadata is a sosie file of this kind, unchanged since it was written."""
+    """Raise unless a safetensors file with this metadata is a sosie file of this kind, with its checksum."""
     if text.get("format") != f"sosie-{kind}":
         raise OtherFile(f"{path} is a safetensors file, but not a sosie {what or kind} file")
-    said = text.get("version")
-    if said not in [str(known) for known in range(1, version + 1)]:
-        raise DamagedFile(f"{path} was written by a newer sosie (format {str(said)[:20]}): upgrade sosie")
-    if int(said) >= CHECKED and TENSORS_HASH not in text:
-        raise DamagedFile(f"{path} is damaged: its checksum is gone. Restore it or make it again")
+    written = text.get("version")
+    if written not in [str(known) for known in range(1, version + 1)]:
+        raise DamagedFile(f"{path} was written by a newer sosie (format {str(written)[:20]}): upgrade sosie")
+    if int(written) >= CHECKED and TENSORS_HASH not in text:
+        raise DamagedFile(f"{path} is damaged: its checksum is missing. Restore it or make it again")
     check_hash(path, text)
 
 
@@ -317,19 +318,19 @@ def check_hash(path: str | os.PathLike[str], text: Mapping[str, str]) -> None:
         )
 
 
-# Nested values to and from a safetensors file: tensors as they are, the rest as JSON beside them. Never unpickled
+# Nested values in a safetensors file: tensors as they are, the rest as JSON beside them. Never unpickled
 
 PLAIN = (type(None), bool, int, float, str)
 _CLASSES: dict[str, type] = {}
 
 
 def storable(*classes: type) -> None:
-    """Dataclasses that may be kept in files: files name them, and nothing else is made from a file."""
+    """Register dataclasses that files may hold: no other class is made from a file."""
     _CLASSES.update({cls.__name__: cls for cls in classes})
 
 
 def write_nested(path: str | os.PathLike[str], kind: str, version: int, about: Mapping[str, Any], value: Any) -> Path:
-    """Dicts, lists and tuples of tensors, numbers and text; whole or not at all: a kill leaves what was there."""
+    """Write dicts, lists and tuples of tensors, numbers and text, atomically."""
     tensors: dict[str, Tensor] = {}
     layout = encode(value, "", tensors)
     text = {"about": json.dumps(about), "layout": json.dumps(layout, ensure_ascii=False)}
@@ -337,7 +338,7 @@ def write_nested(path: str | os.PathLike[str], kind: str, version: int, about: M
 
 
 def read_nested(path: str | os.PathLike[str], kind: str, version: int) -> tuple[dict[str, Any], Any]:
-    """The JSON about the value, and the value, its tensors on the CPU."""
+    """The JSON about the value, and the value with its tensors on the CPU."""
     text, tensors = read_tensors(path, kind, version)
     with reading(path):
         about = json.loads(text["about"])
@@ -347,7 +348,7 @@ def read_nested(path: str | os.PathLike[str], kind: str, version: int) -> tuple[
 
 
 def encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
-    """A value as JSON; its tensors are collected separately, under names that begin with the key."""
+    """A value as JSON; its tensors go into `tensors`, under names that begin with the key."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -361,34 +362,34 @@ def encode(value: Any, key: str, tensors: dict[str, Tensor]) -> Any:
         fields = {name: encode(getattr(value, name), _below(key, name), tensors) for name in kept}
         return {"class": type(value).__name__, "fields": fields}
     if isinstance(value, Mapping):
-        # Pairs, since an optimiser's names are numbers, which JSON would make text.
+        # Pairs, since the keys of an optimiser are numbers, which JSON would turn into text.
         return {"dict": [[name, encode(item, _below(key, name), tensors)] for name, item in value.items()]}
     if isinstance(value, (list, tuple)):
         kind = "list" if isinstance(value, list) else "tuple"
         return {kind: [encode(item, _below(key, k), tensors) for k, item in enumerate(value)]}
     if not isinstance(value, PLAIN):
         raise TypeError(
-            f"{key or 'the whole'} is a {type(value).__name__}, which cannot be kept in a file: only tensors, numbers "
-            "and text, or tuples, lists and dicts of them, can"
+            f"{key or 'the value'} is a {type(value).__name__}, which cannot be saved: only tensors, numbers and text, "
+            "or tuples, lists and dicts of them, can"
         )
     return {"value": value}
 
 
 def _below(key: str, name: Any) -> str:
     if not isinstance(name, (str, int)):
-        raise TypeError(f"{key} has an entry called {name!r}: only text and whole numbers can be kept in a file")
+        raise TypeError(f"{key} has a key {name!r}, which cannot be saved: only text and whole numbers can be keys")
     return f"{key}/{name}" if key else str(name)
 
 
-def decode(found: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:
-    """The value that `encode` made this of."""
-    kind, value = next(iter(found.items()))
+def decode(content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:
+    """The value from the JSON of `encode`."""
+    kind, value = next(iter(content.items()))
     if kind == "tensor":
         return tensors[value]
     if kind == "array":
         return tensors[value].numpy()
     if kind == "class":
-        return _CLASSES[value](**{name: decode(item, tensors) for name, item in found["fields"].items()})
+        return _CLASSES[value](**{name: decode(item, tensors) for name, item in content["fields"].items()})
     if kind == "dict":
         return {name: decode(item, tensors) for name, item in value}
     if kind in ("tuple", "list"):
@@ -399,16 +400,15 @@ def decode(found: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Any:
     raise ValueError(f"values of kind {str(kind)[:40]!r}")
 
 
-# What a file must hold, as data: the reader of every format declares it and trusts what passed
+# Schemas: the reader of every format declares one, and trusts content that fits it
 
 
 def check_schema(path: str | os.PathLike[str], content: Any, schema: Any) -> None:
-    """Raise DamagedFile, naming the place, where JSON content is not of a schema.
+    """Raise DamagedFile, with the place, if JSON content does not fit a schema.
 
-    A schema is a type (`int` is not a bool, `float` takes whole numbers too), None, a text that is meant literally,
-    `COUNT` for a whole number of at least 0, a tuple of alternatives, `[schema]` for a list, `{str: schema}` for an
-    object with any names, or `{"name": schema, "other?": schema}` for one with these names, those with a question mark
-    optional.
+    A schema is a type (`int` excludes bool, `float` includes whole numbers), None, a literal text, `COUNT` for a whole
+    number of at least 0, a tuple of alternatives, `[schema]` for a list, `{str: schema}` for an object with any names,
+    or `{"name": schema, "other?": schema}` for an object with these names, optional if they end in a question mark.
     """
     if wrong := _mismatch(content, schema, ""):
         raise DamagedFile(f"{path} is damaged: {wrong}")
@@ -416,10 +416,10 @@ def check_schema(path: str | os.PathLike[str], content: Any, schema: Any) -> Non
 
 def _mismatch(value: Any, schema: Any, place: str) -> str | None:
     if isinstance(schema, tuple):
-        if all(isinstance(each, str) for each in schema):
+        if all(isinstance(alternative, str) for alternative in schema):
             return None if value in schema else _wrong(value, " or ".join(map(repr, schema)), place)
-        found = [_mismatch(value, each, place) for each in schema]
-        return None if None in found else found[0]
+        mismatches = [_mismatch(value, alternative, place) for alternative in schema]
+        return None if None in mismatches else mismatches[0]
     if isinstance(schema, list):
         if not isinstance(value, list):
             return _wrong(value, "a list", place)
@@ -430,10 +430,9 @@ def _mismatch(value: Any, schema: Any, place: str) -> str | None:
         if str in schema:
             fields = dict.fromkeys(value, schema[str])
         else:
-            missing = [name for name in schema if not name.endswith("?") and name not in value]
-            if missing:
+            if missing := [name for name in schema if not name.endswith("?") and name not in value]:
                 return f"{place or 'it'} has no {missing[0]!r}"
-            fields = {name.removesuffix("?"): each for name, each in schema.items()}
+            fields = {name.removesuffix("?"): inner for name, inner in schema.items()}
         below = ((name, f"{place}.{name}" if place else name) for name in fields if name in value)
         return next((w for name, inner in below if (w := _mismatch(value[name], fields[name], inner))), None)
     if schema is None or isinstance(schema, str):

@@ -1,4 +1,4 @@
-"""What all threads of a process share, borrowed and put back: models, random states, switches of torch."""
+"""State that all threads of a process share, borrowed and restored: models, random states, switches of torch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Lock = TypeVar("Lock", bound=Any)
 
 
 class Shared:
-    """A context of the whole process: the first thread that needs it enters it, the last one leaves it.
+    """A context of the whole process: the first thread that needs it enters it, and the last one leaves it.
 
-    Threads come and go in any order, so that none of them may put back what it found.
+    Threads end in any order, so no thread alone can restore the state that it found.
     """
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -43,7 +43,7 @@ class Shared:
 
 @contextmanager
 def switched(owner: Any, name: str, value: bool) -> Iterator[None]:
-    """An attribute of torch's set to this; afterwards as before."""
+    """Set an attribute of torch, and restore it afterwards."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -53,7 +53,7 @@ def switched(owner: Any, name: str, value: bool) -> Iterator[None]:
 
 
 def forkable(lock: Lock, in_child: Callable[[], None] = lambda: None) -> Lock:
-    """The lock, which a fork waits for: else a child may start with one that nobody will release."""
+    """A lock that forks wait for: without that, a child may start with a lock that nobody will release."""
 
     def after_in_child() -> None:
         in_child()
@@ -72,19 +72,19 @@ class _Hold:
     """Modules and parameters that one thread is changing or running."""
 
     thread: int
-    parts: dict[int, object]  # by id, which is theirs as long as they are kept here
+    parts: dict[int, object]  # by id, which is unique while they are kept here
     refusal: str | None
 
     def in_the_way(self) -> list[_Hold]:
-        """What other threads hold of these."""
-        others = [one for one in tuple(_HOLDS) if one.thread != self.thread]
-        return [one for one in others if not one.parts.keys().isdisjoint(self.parts)]
+        """The holds of other threads that share parts with this one."""
+        others = [hold for hold in tuple(_HOLDS) if hold.thread != self.thread]
+        return [hold for hold in others if not hold.parts.keys().isdisjoint(self.parts)]
 
     def is_stuck(self) -> bool:
-        """Whether a thread that this one would wait for waits, by way of others or not, for this one."""
-        awaited = {one.thread for one in self.in_the_way()}
-        for _ in _WAITING:  # each time one step further
-            awaited |= {one.thread for each in _WAITING if each.thread in awaited for one in each.in_the_way()}
+        """Whether a thread that this one would wait for is waiting, directly or not, for this one."""
+        awaited = {hold.thread for hold in self.in_the_way()}
+        for _ in _WAITING:  # one step further each time
+            awaited |= {hold.thread for waits in _WAITING if waits.thread in awaited for hold in waits.in_the_way()}
         return self.thread in awaited
 
 
@@ -102,10 +102,10 @@ _CHANGED = forkable(threading.Condition(), in_child=_forget_other_threads)
 
 @contextmanager
 def held(parts: Iterable[object], *, refusal: str | None = None) -> Iterator[None]:
-    """These modules and parameters are this thread's: another one that wants any of them waits until they are free.
+    """Hold modules and parameters for this thread: other threads that need any of them wait until they are free.
 
-    All of them are taken at once, so that two calls cannot each have what the other needs; what a thread has it may
-    take again. `refusal`: other threads do not wait but get a RuntimeError that says this, for what may take long.
+    All are taken at once, so that two calls cannot each hold what the other needs; a thread may take them again. With
+    a `refusal`, other threads do not wait but get a RuntimeError with this text, for holds that may take long.
     """
     hold = _Hold(threading.get_ident(), {id(part): part for part in parts}, refusal)
     with _CHANGED:
@@ -127,15 +127,15 @@ def held(parts: Iterable[object], *, refusal: str | None = None) -> Iterator[Non
         yield
     finally:
         with _CHANGED:
-            if hold in _HOLDS:  # not in a child that was forked by another thread
+            if hold in _HOLDS:  # not in a child process forked by another thread
                 _HOLDS.remove(hold)
             _CHANGED.notify_all()
 
 
 # Random numbers
 
-# Threads that draw no random numbers, by parts of their names: of progress bars (rich, tqdm), of torch's loaders and
-# compiler, of asyncio, and of a notebook.
+# Parts of the names of threads that draw no random numbers: progress bars (rich, tqdm), torch's loaders and compiler,
+# asyncio, and notebooks.
 _DRAW_NOTHING = (
     "_RefreshThread", "TMonitor", "QueueFeederThread", "_pin_memory_loop", "_read_thread", "asyncio-waitpid", "IOPub",
     "Heartbeat", "Control", "HistorySavingThread", "_watch_pipe_fd",
@@ -144,9 +144,9 @@ _DRAW_NOTHING = (
 
 @contextmanager
 def kept_random_state(*, cuda: bool = False) -> Iterator[None]:
-    """Afterwards the random states of torch (CPU, CUDA), NumPy's global generator and Python as before.
+    """Restore the random states of torch (CPU, CUDA), NumPy's global generator and Python afterwards.
 
-    But not where another thread lives, before or after: it would draw the same numbers again.
+    Not while another thread lives, before or after: it would draw the same numbers again.
     """
     if not _is_alone():
         yield
@@ -165,19 +165,19 @@ def kept_random_state(*, cuda: bool = False) -> Iterator[None]:
 
 
 def random_state() -> list[Any]:
-    """The same states, to be compared: whether something has drawn random numbers meanwhile."""
+    """The random states, to be compared: they change when random numbers are drawn."""
     of_cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    of_torch = [each.numpy().tobytes() for each in (torch.get_rng_state(), *of_cuda)]
+    of_torch = [state.numpy().tobytes() for state in (torch.get_rng_state(), *of_cuda)]
     _, keys, position, *_ = np.random.get_state()
     return [*of_torch, np.asarray(keys).tobytes(), position, random.getstate()]
 
 
 @contextmanager
-def other_random_state() -> Iterator[None]:
-    """Random numbers that are not those which would come next; afterwards the states as before."""
+def other_random_state(number: int = 0) -> Iterator[None]:
+    """Use other random numbers than those that would come next, by number; restore the states afterwards."""
     with kept_random_state():
         if _is_alone():
-            seed = torch.initial_seed() % 2**31 + 1
+            seed = torch.initial_seed() % 2**31 + 1 + number
             torch.default_generator.manual_seed(seed)
             if torch.cuda.is_initialized():
                 torch.cuda.manual_seed_all(seed)
@@ -187,8 +187,8 @@ def other_random_state() -> Iterator[None]:
 
 
 def _is_alone() -> bool:
-    """Whether no other thread lives that may draw random numbers."""
-    return all(_draws_nothing(each) for each in threading.enumerate() if each is not threading.current_thread())
+    """Whether no other thread is alive that may draw random numbers."""
+    return all(map(_draws_nothing, set(threading.enumerate()) - {threading.current_thread()}))
 
 
 def _draws_nothing(thread: threading.Thread) -> bool:
@@ -199,7 +199,7 @@ def _draws_nothing(thread: threading.Thread) -> bool:
 
 
 def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """To enter the context takes longer than to ask whether there is a need to."""
+    """A context without autocast; none if autocast is off, which is quicker to ask than to enter."""
     if torch.compiler.is_compiling() or (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return torch.autocast(device, enabled=False)
     return nullcontext()
@@ -207,42 +207,47 @@ def without_autocast(device: str) -> AbstractContextManager[Any]:
 
 @contextmanager
 def products(*, tf32: bool = False) -> Iterator[None]:
-    """Our own arithmetic: out of autocast, and on a GPU with TF32 or full float32 products; afterwards as before.
+    """Our own arithmetic: without autocast, and on a GPU with TF32 or full float32 products.
 
-    Moments and sampled rows get float32 always: their parts must match to the last digit.
+    Moments and sampled rows always use full float32: their parts must match to the last digit.
     """
     with without_autocast("cpu"), without_autocast("cuda"), matmul_precision("tf32" if tf32 else "ieee"):
         yield
 
 
 class _Matmul:
-    """How float32 matrices are multiplied on a GPU: of what several threads ask for, the most exact counts."""
+    """The precision of float32 products on a GPU: the highest that any thread has requested."""
+
+    # Since torch 2.9 a word, of which "ieee" comes before "tf32"; until then whether TF32 is allowed.
+    _has_words = hasattr(torch.backends.cuda.matmul, "fp32_precision")
+    setting = "fp32_precision" if _has_words else "allow_tf32"
+    values = {"ieee": "ieee", "tf32": "tf32"} if _has_words else {"ieee": False, "tf32": True}
 
     def __init__(self) -> None:
         self._lock = forkable(threading.RLock())
-        self._asked: list[str] = []
+        self._requests: list[Any] = []
 
     @contextmanager
     def at(self, precision: str) -> Iterator[None]:
         matmul = torch.backends.cuda.matmul
         with self._lock:
-            if not self._asked:
-                self._found = matmul.fp32_precision
-            self._asked.append(precision)
-            matmul.fp32_precision = min(self._asked)  # "ieee" comes before "tf32"
+            if not self._requests:
+                self._before = getattr(matmul, self.setting)
+            self._requests.append(self.values[precision])
+            setattr(matmul, self.setting, min(self._requests))
         try:
             yield
         finally:
             with self._lock:
-                self._asked.remove(precision)
-                matmul.fp32_precision = min(self._asked, default=self._found)
+                self._requests.remove(self.values[precision])
+                setattr(matmul, self.setting, min(self._requests, default=self._before))
 
 
 _MATMUL = _Matmul()
 
 
 def matmul_precision(precision: str) -> AbstractContextManager[None]:
-    """TF32 or full ("ieee") products of float32 on a GPU, afterwards as before; a CPU's are not touched."""
+    """A context for TF32 or full ("ieee") products of float32 on a GPU; without effect on a CPU."""
     return _MATMUL.at(precision) if torch.cuda.is_initialized() else nullcontext()
 
 
@@ -251,7 +256,7 @@ _CONVOLUTIONS = Shared(lambda: switched(torch.backends.cudnn, "allow_tf32", Fals
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """A model's products in float32 with all their digits on a GPU too (TF32 keeps three); afterwards as before."""
+    """Full float32 products of a model on a GPU too (TF32 keeps three digits)."""
     if not torch.cuda.is_available():
         yield
         return
@@ -272,4 +277,4 @@ def _slow_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-attention_in_parts = Shared(_slow_path)  # attention's fused inference path passes hooks by, and nests tensors
+attention_in_parts = Shared(_slow_path)  # the fused inference path of attention skips hooks, and nests tensors

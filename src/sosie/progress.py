@@ -1,4 +1,4 @@
-"""A progress bar on the terminal: shown after two seconds, silent when there is no terminal."""
+"""A progress bar, shown after two seconds, and only on a terminal."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Progress(AbstractContextManager["Progress"]):
 
 
 def track(items: Iterable[T], task: str, total: int | None = None, unit: str = "") -> Iterator[T]:
-    """Pass items through and count them on the terminal."""
+    """Pass items through, with a progress bar."""
     with Progress(task, total, unit) as bar:
         for item in items:
             yield item

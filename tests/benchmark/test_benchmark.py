@@ -1,4 +1,4 @@
-"""The benchmark from networks to leaderboard: every measure, users' own, interruptions, what is refused."""
+"""The benchmark from networks to leaderboard: all measures, users' functions, interruptions, refusals."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_every_stage_has_numbers(tiny: tuple[Leaderboard, Path]) -> None:
     assert set(found.conditions) == {"clean", "corrupted", "attacked", "all"}
     for entry in found:
         assert not entry.failures, entry.failures
-        assert entry.auc == 1  # checkpoints an epoch apart against networks that were never trained
+        assert entry.auc == 1  # checkpoints an epoch apart against untrained networks
         assert set(entry.grounding) == set(KINDS)
         for kind in entry.grounding.values():
             for coefficient in kind["groups"]["all"].values():
@@ -106,11 +106,11 @@ def test_a_leaderboard_comes_back_from_its_file(tiny: tuple[Leaderboard, Path]) 
 
 
 def test_own_measures_join_the_others(tiny: tuple[Leaderboard, Path], tmp_path: Path) -> None:
-    """A function of activations equals sosie's own; what fails is listed with why, and what is undefined is counted."""
+    """A function of activations equals sosie's measure; failures are listed and undefined pairs counted."""
     first, folder = tiny
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file() and path.parent != folder}
     found = run_benchmark([cka, distance, unlucky, aimless], scale=TINY, folder=folder)
-    assert all(path.stat().st_mtime_ns == when for path, when in before.items())  # nothing was done twice
+    assert all(path.stat().st_mtime_ns == when for path, when in before.items())  # no work was repeated
     assert {entry.name for entry in found} == {entry.name for entry in first} | {
         "cka",
         "distance",
@@ -217,7 +217,7 @@ run_benchmark(["debiased_cka", sys.argv[2]], scale=TINY, folder=sys.argv[3])
 
 
 def test_killed_in_the_middle_it_goes_on(tmp_path: Path, tiny: tuple[Leaderboard, Path]) -> None:
-    """Killed within the second measure's grounding: units that were done stay, the rest is as if nothing happened."""
+    """Killed within the grounding of the second measure: finished units are kept, and the result is the same."""
     file, folder = tmp_path / "measure.py", tmp_path / "out"
     file.write_text(KILLED.format(calls=str(tmp_path / "calls"), last=75))
 
@@ -272,7 +272,7 @@ def test_a_damaged_unit_is_told(tmp_path: Path) -> None:
         (["linear_cka", "linear_cka"], {}, "given twice"),
         ([], {}, "no measures"),
         (3.5, {}, "a name, file.py:function or a callable"),
-        (cka, {"of": "pixels"}, "'activations' or of 'models'"),
+        (cka, {"of": "pixels"}, "'activations', 'models'"),
         (cka, {"closer": "left"}, "'up' .* or 'down'"),
     ],
 )

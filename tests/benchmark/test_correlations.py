@@ -100,7 +100,7 @@ def test_impossible_correlations_are_refused() -> None:
 
 
 def shared(seed: int, models: int = 12) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
-    """Independent x and y of all pairs, each the sum of what its two models bring: pairs share models."""
+    """Independent x and y of all pairs, each the sum of two models' terms: pairs share models."""
     random = np.random.default_rng(seed)
     a, b = np.triu_indices(models, 1)
     x, y = (own[a] + own[b] + 0.1 * random.normal(size=len(a)) for own in random.normal(size=(2, models)))

@@ -1,4 +1,4 @@
-"""Costs against counts by hand, and the same values whether counted or not."""
+"""Costs against counts by hand; values are the same whether counted or not."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def found() -> Costs:
 
 def test_atoms_cost_what_is_counted_by_hand(found: Costs) -> None:
     row = found.of("atom_cosine")
-    # Of each layer one product and two norms of m k² entries, two operations an entry; the first has 4 kernels.
+    # For each layer one product and two norms of m k² entries, two operations per entry; the first has 4 kernels.
     assert (row.flops, row.forward_flops, row.sites) == (3 * 2 * (4 + 6 + 6 + 6) * 9, 0, 4)
     assert row.probes is None
     wide = cost("alexnet(atoms=9)", measures="atom_cosine").of("atom_cosine")
@@ -70,7 +70,7 @@ def test_canonical_correlations_add_factorisations_by_formula(found: Costs) -> N
 def test_the_ratio_grows_with_the_inputs(found: Costs) -> None:
     ratios = found.ratios("linear_cka", "atom_cosine")
     assert list(ratios) == [8, 32]
-    assert 3.9 < ratios[32] / ratios[8] < 4  # kernels are put together once a forward, whatever the inputs
+    assert 3.9 < ratios[32] / ratios[8] < 4  # kernels are computed once per forward, whatever the inputs
     assert ratios[8] == found.of("linear_cka", 8).flops / found.of("atom_cosine").flops
     with pytest.raises(KeyError, match="2 rows of 'linear_cka'"):
         found.of("linear_cka")
@@ -78,7 +78,7 @@ def test_the_ratio_grows_with_the_inputs(found: Costs) -> None:
 
 @pytest.mark.parametrize("name", ["linear_cka", "cca_r2", "debiased_cka", "mutual_knn", "procrustes_angle"])
 def test_what_is_counted_is_the_measure_itself(name: str) -> None:
-    """The same values as of rows in hand, with and without counting, in one chunk or in several."""
+    """The values equal those of the rows, with and without counting, in one chunk or in several."""
     torch.manual_seed(0)
     models = small_cnn(width=4, size=16), small_cnn(width=4, size=16)
     x = torch.rand(60, *SHAPE, generator=torch.Generator().manual_seed(0))
@@ -132,7 +132,7 @@ def test_products_by_numpy_are_counted_too() -> None:
     rows = torch.randn(50, 7)
     with FlopCounterMode(display=False) as counter:
         self_product(rows)
-    assert counter.get_total_flops() == 0  # NumPy did it, unseen
+    assert counter.get_total_flops() == 0  # done by NumPy, so not counted
     with counted() as count, count.part("x"):
         self_product(rows)
     assert count.flops["x"] == 2 * 50 * 49
@@ -142,15 +142,15 @@ def test_memory_is_that_of_tensors_alive_at_a_time() -> None:
     given = torch.zeros(1000)
     with counted() as count:
         first = given + 1  # 4000 bytes
-        second = first.view(10, 100)[2:].T  # a view takes nothing
+        second = first.view(10, 100)[2:].T  # a view takes no memory
         del first
         third = second.double()  # 6400 bytes
         assert count.peak_bytes == 4000 + 6400
-        del second  # the last hold on the first
+        del second  # the last reference to the first
         fourth = third + 1
         assert count.peak_bytes == 2 * 6400
         fourth.add_(1)
-        given.view(10, 100).add_(0)  # what was there before does not count
+        given.view(10, 100).add_(0)  # memory from before does not count
         del third, fourth
         torch.zeros(1500)
     assert count.peak_bytes == 2 * 6400

@@ -1,4 +1,4 @@
-"""What networks agree on: by hand on clean, corrupted and attacked images; and what grounding makes of it."""
+"""Agreement of networks, by hand on clean, corrupted and attacked images; and grounding in it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def untrained(images: Images, seeds: int = 5) -> Population:
-    """Networks of two epochs that only their seeds tell apart: agreement is anything."""
+    """Networks of two epochs that differ only in their seeds."""
     members, models = [], []
     for seed in range(seeds):
         for epoch in (1, 2):
@@ -47,7 +47,7 @@ def test_agreement_is_counted_under_every_condition(
     population = untrained(images, 3)
 
     def attack(model: nn.Module, x: Tensor, y: Tensor, kind: str, *, seed: int) -> Tensor:
-        """A stand-in that tells whose attack it is: pixels moved by the model's own weights."""
+        """A stand-in attack that depends on the attacked model: pixels move by its weights."""
         assert kind == "fgsm(epsilon=0.1)"
         assert torch.equal(y, images.test_labels)
         return (x + model[1].weight.mean(0).reshape(1, 1, 28, 28) * 9).clamp(0, 1)  # type: ignore[index]
@@ -78,7 +78,7 @@ def at(images: Images) -> Ground:
 
 
 def test_correlations_are_of_the_right_pairs_the_right_way_up(at: Ground) -> None:
-    """A measure that knows the agreement itself correlates with it by 1, whichever way it runs."""
+    """A measure that returns the agreement correlates with it by 1, whatever its direction."""
     rows = {float(x.sum()): k for k, x in enumerate(at.activations)}
     known = at.agreement["all"]
 
@@ -127,4 +127,4 @@ def test_a_better_measure_is_told_from_a_worse_one(at: Ground) -> None:
 def test_a_measure_that_never_varies_says_so(at: Ground) -> None:
     (candidate,) = open_candidates(lambda x, y: 1.0, TINY, closer="up")
     found = ground(candidate, "up", at, "seed")
-    assert "no correlation is defined" in found["groups"]["all"]["why"]
+    assert "the correlation is undefined" in found["groups"]["all"]["why"]

@@ -1,4 +1,4 @@
-"""Manipulations do to the function what they say, and to known measures what theory says."""
+"""Manipulations change the function as declared, and known measures as theory predicts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_function_stays_or_breaks(bench: Bench) -> None:
 
 
 def test_rows_are_those_of_the_changed_networks(bench: Bench) -> None:
-    """What a measure of activations sees is what the changed network computes; and it does change where it should."""
+    """A measure of activations gets those of the changed network, which do change unless declared otherwise."""
     for manipulation in MANIPULATIONS:
         for before, every in zip(bench.before, bench.changed[manipulation.name], strict=True):
             for changed in every or ():
@@ -71,7 +71,7 @@ def test_cka_can_be_moved_almost_at_will(bench: Bench) -> None:
     moved = found("linear_cka", bench)
     assert moved["translated rows"]["moved"] > 0.8
     assert moved["self-map"]["moved"] > 0.5
-    assert found("mean_cca", bench)["self-map"]["moved"] < 0.05  # CCA sees no invertible map
+    assert found("mean_cca", bench)["self-map"]["moved"] < 0.05  # CCA ignores invertible maps
 
 
 def test_weights_see_what_activations_do_not(bench: Bench) -> None:

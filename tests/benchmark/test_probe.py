@@ -1,4 +1,4 @@
-"""Linear probes: against logistic regression and ridge classification done elsewhere."""
+"""Linear probes against independent logistic regression and ridge classification."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sosie.train import Recipe
 
 
 def labelled(n: int, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Classes that a curve parts, and no plane of the inputs."""
+    """Classes separated by a curve, and not by a plane of the inputs."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(n, 8, generator=generator, dtype=torch.float64)
     noise = 0.3 * torch.randn(n, generator=generator, dtype=torch.float64)

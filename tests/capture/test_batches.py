@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, TensorDataset
 
-from sosie.capture import BadBatch, Batches, NoData, recut
+import sosie
+from sosie.capture import Batches, recut
 
 Pair = namedtuple("Pair", "x y")
 
@@ -85,7 +86,7 @@ def test_a_one_shot_iterator_works_once():
     data = Batches(torch.ones(2, 1) for _ in range(3))
     assert data.total is None
     assert len(list(data)) == 3
-    with pytest.raises(NoData, match="one-shot iterator"):
+    with pytest.raises(ValueError, match="one-shot iterator"):
         list(data)
 
 
@@ -110,29 +111,29 @@ def test_the_total_is_known_where_it_is_cheap(loader, total):
 @pytest.mark.parametrize(
     ("data", "error", "says"),
     [
-        ([], NoData, "no inputs"),
-        (iter([]), NoData, "no inputs"),
-        (torch.empty(0, 3), NoData, "no inputs"),
-        ([torch.empty(0, 3)], NoData, "no inputs"),
-        ([torch.tensor(1.0)], BadBatch, "no dimensions"),
-        (torch.tensor(1.0), BadBatch, "no dimensions"),
-        ([object()], BadBatch, "of type object; data yields tensors"),
-        (iter(["text"]), BadBatch, "of type str"),
-        ([3], BadBatch, "of type int"),
-        ([None], BadBatch, "NoneType"),
-        ([(torch.ones(3, 8, 8), 5)], BadBatch, "part 1 of the batch is of type int.*DataLoader"),
-        ([{}], BadBatch, "no tensor in it"),
+        ([], ValueError, "no inputs"),
+        (iter([]), ValueError, "no inputs"),
+        (torch.empty(0, 3), ValueError, "no inputs"),
+        ([torch.empty(0, 3)], ValueError, "no inputs"),
+        ([torch.tensor(1.0)], ValueError, "without dimensions"),
+        (torch.tensor(1.0), ValueError, "without dimensions"),
+        ([object()], ValueError, "of type object; data yields tensors"),
+        (iter(["text"]), ValueError, "of type str"),
+        ([3], ValueError, "of type int"),
+        ([None], ValueError, "NoneType"),
+        ([(torch.ones(3, 8, 8), 5)], ValueError, "part 1 of the batch is of type int.*DataLoader"),
+        ([{}], ValueError, "holds no tensor"),
         (
             [(torch.ones(3, 2), torch.ones(2))],
-            BadBatch,
+            ValueError,
             "part 0 of the batch has 3 rows, part 1 of the batch has 2",
         ),
         (
             [{"x": torch.ones(3, 2), "attention_mask": torch.ones(2, 2)}],
-            BadBatch,
+            ValueError,
             "'x' has 3 rows, 'attention_mask'",
         ),
-        ((torch.ones(3, 2), torch.ones(3)), BadBatch, "TensorDataset"),
+        ((torch.ones(3, 2), torch.ones(3)), ValueError, "TensorDataset"),
         (5, TypeError, "iterable and yield batches, got int"),
         ("cifar10", TypeError, "got str"),
     ],
@@ -273,7 +274,7 @@ def test_a_decoders_tokens_are_padded_by_their_own_mask_or_not_at_all():
         "input_ids": 6, "attention_mask": 6, "decoder_input_ids": 7, "decoder_attention_mask": 7, "labels": 7,
     }  # fmt: skip
     assert chunk.batch["decoder_attention_mask"].sum(1).tolist() == [7, 7, 7, 6, 6]
-    with pytest.raises(BadBatch, match=r"different shape, \(4,\) and \(6,\)"):
+    with pytest.raises(ValueError, match=r"different shape, \(4,\) and \(6,\)"):
         list(recut([batch(3, 4), batch(2, 6)], block=5))  # nothing would say that zeros do not count
 
 
@@ -284,6 +285,7 @@ def test_a_decoders_tokens_are_padded_by_their_own_mask_or_not_at_all():
         ([{"x": torch.ones(3, 4)}, {"x": torch.ones(3, 6)}], r"\(4,\) and \(6,\).*attention_mask"),
         ([{"x": torch.ones(3, 4)}, {"y": torch.ones(3, 4)}], "dict of x and dict of y"),
         ([torch.ones(3, 4), (torch.ones(3, 4),)], "Tensor and tuple of 1"),
+        ([{"x": torch.ones(4, 2), "scale": scale} for scale in (0.1, 50.0)], r"scale=0\.1 and scale=50\.0"),
         (
             [{"attention_mask": torch.ones(2, 4, 4)}, {"attention_mask": torch.ones(2, 6, 6)}],
             r"attention_mask of shape \(2, 4, 4\) cannot be padded",
@@ -291,7 +293,7 @@ def test_a_decoders_tokens_are_padded_by_their_own_mask_or_not_at_all():
     ],
 )
 def test_batches_that_do_not_fit_together_are_refused(batches, says):
-    with pytest.raises(BadBatch, match=says):
+    with pytest.raises(ValueError, match=says):
         list(recut(batches, block=5))
 
 
@@ -318,3 +320,35 @@ def test_a_loader_that_fills_one_buffer_again_and_again() -> None:
 
     chunks = [chunk.batch.clone() for chunk in recut(batches(), block=4)]
     assert torch.equal(torch.cat(chunks), x)
+
+
+IDS = torch.randint(1, 50, (40, 6), generator=torch.Generator().manual_seed(0))
+MASK = (torch.arange(6) < torch.arange(40)[:, None] % 5 + 2).long()
+MASKED = IDS * MASK
+EMBEDDED = torch.nn.Sequential(torch.nn.Embedding(50, 6), torch.nn.Flatten(), torch.nn.Linear(36, 3))
+
+
+@pytest.mark.parametrize("parts", [(MASKED, MASK), (IDS, torch.ones_like(IDS)), (IDS, IDS > 9), Pair(IDS, IDS)])
+@pytest.mark.parametrize(
+    "door",
+    [
+        lambda data, folder: sosie.compare(EMBEDDED, EMBEDDED, data),
+        lambda data, folder: sosie.compare_outputs(EMBEDDED, EMBEDDED, data),
+        lambda data, folder: sosie.sketch(EMBEDDED, data),
+        lambda data, folder: sosie.stitch(EMBEDDED, "1", EMBEDDED, "1", data),
+        lambda data, folder: sosie.Zoo(folder / "zoo", data=data),
+    ],
+)
+def test_a_tuple_that_may_be_one_batch_is_refused_everywhere(parts, door, tmp_path):
+    with pytest.raises(ValueError, match=r"several batches, .* give \[\(x, y\)\], .*'attention_mask'"):
+        door(parts, tmp_path)
+
+
+@pytest.mark.parametrize("data", [torch.ones(100, 6), IDS, MASK, MASK > 0, torch.randint(0, 2, (65, 3))])
+def test_a_tensor_that_was_split_is_several_batches(data):
+    assert torch.equal(torch.cat(list(Batches(data.split(16)))), data)
+
+
+def test_options_that_stay_the_same_in_a_chunk_pass():
+    batches = [{"x": torch.ones(4, 2), "scale": scale} for scale in (1.0, 2.0)]
+    assert [chunk.batch["scale"] for chunk in recut(batches, block=4)] == [1.0, 2.0]

@@ -272,7 +272,7 @@ def test_rules_that_need_the_layout_ask_for_it():
     (site,), activation = seen.sites, seen["0"]
     assert to_rows(activation, "flatten", site=site, inputs=2).shape == (2, 48)
     for rule in ("mean", "positions", "cls", "last"):
-        with pytest.raises(NoRows, match=rf"site '0' has shape \(2, 3, 4, 4\).*Rule '{rule}'.*give a function as rule"):
+        with pytest.raises(NoRows, match=rf"site '0' has shape.*Rule '{rule}'.*give a function as row rule"):
             to_rows(activation, rule, site=site, inputs=2)
 
 
@@ -291,7 +291,7 @@ def test_no_operation_is_followed_once_the_first_forward_is_over():
 
 @pytest.mark.filterwarnings("ignore")  # torch would have it compiled
 def test_attention_that_is_a_higher_order_operator_still_runs():
-    from torch.nn.attention.flex_attention import flex_attention
+    flexible = pytest.importorskip("torch.nn.attention.flex_attention", reason="needs torch 2.5")
 
     class Flexible(nn.Module):
         def __init__(self) -> None:
@@ -300,6 +300,6 @@ def test_attention_that_is_a_higher_order_operator_still_runs():
 
         def forward(self, x):
             q, k, v = self.qkv(x).view(2, 8, 3, 2, 8).permute(2, 0, 3, 1, 4)
-            return self.out(flex_attention(q, k, v).transpose(1, 2).reshape(2, 8, 16))
+            return self.out(flexible.flex_attention(q, k, v).transpose(1, 2).reshape(2, 8, 16))
 
     assert last_of(Flexible(), torch.randn(2, 8, 16)) == {"qkv": True, "out": True}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from sosie.capture import BadActivations, UnknownSite, open_activations
+from sosie.capture import SiteError, open_activations
 from sosie.files import DamagedFile
 
 
@@ -105,7 +105,7 @@ def test_bfloat16_and_big_endian_are_read(tmp_path):
         ({"a": np.array([[1], [{}]], dtype=object)}, "array of objects.*unpickling"),
         ({"a": np.ones((3, 2), dtype=int)}, "holds int64; activations are floating-point"),
         ({"a": np.ones((0, 2))}, "holds no inputs"),
-        ({"a": np.ones((3, 2), dtype=np.longdouble)}, "more digits than torch has"),
+        ({"a": np.ones((3, 2), dtype=np.longdouble)}, "which torch lacks"),
         ({"a": np.ones((3, 2), dtype="m8[s]")}, "holds timedelta64"),
         ({"a": np.ones((3, 2), dtype=[("u", float)])}, "activations are floating-point"),
         ({"a": np.ones((3, 2), dtype=complex)}, "holds complex128; activations are floating-point"),
@@ -117,12 +117,12 @@ def test_arrays_that_cannot_be_compared_are_refused(arrays, says, on_disk, tmp_p
     if on_disk:
         source = tmp_path / "a.npz"
         np.savez(source, **arrays)
-    with pytest.raises(BadActivations, match=says):
+    with pytest.raises(ValueError, match=says):
         open_activations(source)
 
 
 def test_values_that_are_no_arrays_are_refused():
-    with pytest.raises(BadActivations, match="'a' holds a list"):
+    with pytest.raises(ValueError, match="'a' holds a list"):
         open_activations({"a": [[1.0, 2.0]]})
 
 
@@ -132,7 +132,7 @@ def test_files_that_were_cut_off_are_named(how, keep, arrays, tmp_path):
     path = write(tmp_path / f"a.{'safetensors' if how == 'safetensors' else 'npz'}", arrays, how)
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * keep)])
-    with pytest.raises(DamagedFile, match=r"a\.(npz|safetensors) is no whole"):
+    with pytest.raises(DamagedFile, match=r"a\.(npz|safetensors) is not a whole"):
         open_activations(path)
 
 
@@ -142,16 +142,16 @@ def test_a_damaged_member_is_named(tmp_path, arrays):
     at = whole.find(b"NUMPY")
     whole[at : at + 5] = b"WRONG"
     path.write_bytes(bytes(whole))
-    with pytest.raises(DamagedFile, match=r"a\.npz is no whole \.npz"):
+    with pytest.raises(DamagedFile, match=r"a\.npz is not a whole \.npz"):
         open_activations(path)
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("a.pt", "refused: reading it may run code"),
-        ("a.PKL", "refused: reading it may run code"),
-        ("a.npy", "one array without a site's name"),
+        ("a.pt", "may run code when it is read"),
+        ("a.PKL", "may run code when it is read"),
+        ("a.npy", "one array without a site name"),
         ("a.csv", ".npz or .safetensors files, not .csv"),
         ("a", "not this"),
     ],
@@ -159,14 +159,14 @@ def test_a_damaged_member_is_named(tmp_path, arrays):
 def test_other_files_are_refused_unread(name, says, tmp_path):
     path = tmp_path / name
     path.write_bytes(pickle.dumps({"a": 1}))
-    with pytest.raises(BadActivations, match=says):
+    with pytest.raises(ValueError, match=says):
         open_activations(path)
 
 
 def test_a_pickle_called_npz_is_not_loaded(tmp_path):
     path = tmp_path / "a.npz"
     path.write_bytes(pickle.dumps({"a": np.ones((2, 2))}))
-    with pytest.raises(DamagedFile, match=r"no whole \.npz"):
+    with pytest.raises(DamagedFile, match=r"not a whole \.npz"):
         open_activations(path)
 
 
@@ -179,9 +179,9 @@ def test_sites_are_chosen_by_name_and_glob() -> None:
     saved = open_activations({name: np.eye(4) for name in ("conv1", "conv2", "fc")})
     assert [site.label for site in saved.select(["fc", "conv*"])] == ["conv1", "conv2", "fc"]
     assert [site.label for site in saved.select("fc")] == ["fc"]
-    with pytest.raises(UnknownSite, match="did you mean 'conv1'"):
+    with pytest.raises(ValueError, match="did you mean 'conv1'"):
         saved.select(["convv1"])
-    with pytest.raises(UnknownSite, match="by name or glob"):
+    with pytest.raises(SiteError, match="by name or glob"):
         saved.select([int])
 
 
@@ -191,7 +191,7 @@ def test_a_compressed_archive_is_read_row_by_row(tmp_path, order):
 
     whole = np.asarray(np.random.default_rng(0).normal(size=(3000, 50)).round(1), order=order)
     np.savez_compressed(tmp_path / "a.npz", a=np.zeros((40_000, 200)), b=whole)
-    with pytest.raises(BadActivations, match="unpaired"):
+    with pytest.raises(ValueError, match="unpaired"):
         open_activations(tmp_path / "a.npz")
     np.savez_compressed(tmp_path / "b.npz", b=whole)
     opened = open_activations(tmp_path / "b.npz")

@@ -54,7 +54,7 @@ def test_shares_make_up_the_whole(
         return loader if kind == "loader" else list(loader)
 
     how: dict[str, Any] = {"block": block, "skip": skip, "max_rows": max_rows, "largest": largest}
-    assert (Batches(data()).places is None) == (kind == "iterable")
+    assert (Batches(data()).read is None) == (kind == "iterable")
     whole: list[Chunk] = list(recut(data(), **how))
     shares = [list(recut(data(), **how, share=Share(rank, 3))) for rank in range(3)]
     for number, chunk in enumerate(whole):
@@ -75,4 +75,4 @@ def test_shares_make_up_the_whole(
     ids=["shuffled", "put together by a function", "chosen"],
 )
 def test_only_plain_loaders_are_read_by_index(loader: Any) -> None:
-    assert Batches(loader).places is None
+    assert Batches(loader).read is None

@@ -3,7 +3,7 @@ import torch
 from stand_ins import Bert, Encoder, Plain, ResNet20, ResNet50, Twice
 from torch import nn
 
-from sosie.capture import SilentSite, UnknownSite, select, watch
+from sosie.capture import SilentSite, SiteError, select, watch
 
 
 def labels(model, *inputs, sites=None, **kwargs):
@@ -117,7 +117,7 @@ def test_containers_that_compute_are_blocks_and_modules_that_only_hold_others_ar
 
 def test_twins_inside_one_block_are_not_the_models_blocks():
     assert labels(Twins(), torch.randn(3, 4))[:2] == ["stem", "block.norm"]
-    with pytest.raises(UnknownSite, match="leaves"):
+    with pytest.raises(SiteError, match="leaves"):
         select(Twins(), "blocks")
 
 
@@ -159,7 +159,7 @@ def test_selectors(sites, expected):
 def test_a_module_of_the_model_is_a_selector_and_of_another_is_not():
     model = ResNet20()
     assert list(select(model, model.layer2[1])) == ["layer2.1"]
-    with pytest.raises(UnknownSite, match="Linear is not a part"):
+    with pytest.raises(SiteError, match="Linear is not a part"):
         select(model, nn.Linear(2, 2))
 
 
@@ -200,14 +200,14 @@ def test_calls_and_aliases(sites, expected):
         ("nothing*", "no module is called 'nothing\\*'"),
         ("zzzzzz", "there are conv1, bn1"),
         (nn.LSTM, "no module of type LSTM; there are BasicBlock"),
-        ([], "empty list"),
+        ([], "list of sites is empty"),
         (3.5, "iterable|3.5"),
         ([3.5], "got 3.5"),
         ("fc@0", "counted from 1"),
     ],
 )
 def test_unknown_sites_are_refused_in_words(sites, says):
-    with pytest.raises((UnknownSite, TypeError), match=says):
+    with pytest.raises((SiteError, TypeError), match=says):
         select(ResNet20(), sites)
 
 

@@ -340,9 +340,9 @@ def test_outputs_of_any_structure(make):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda x: "text", r"'inner' \(Makes\) returned no tensor but str"),
-        (lambda x: None, "no tensor but NoneType"),
-        (lambda x: {"a": None}, "no tensor but dict"),
+        (lambda x: "text", r"'inner' \(Makes\) returned str, which holds no tensor"),
+        (lambda x: None, "returned NoneType"),
+        (lambda x: {"a": None}, "returned dict"),
         (lambda x: x.argmax(1), r"'inner' \(Makes\) returned a tensor of int64"),
         (lambda x: torch.nested.nested_tensor([x[0], x[1]]), "nested tensor"),
     ],

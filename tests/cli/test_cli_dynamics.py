@@ -80,12 +80,12 @@ def test_what_cannot_be_is_told(run: Path, tmp_path: Path) -> None:
         ([run, run, run], "one run, or two"),
         ([tmp_path], "has no run.json"),
         ([run, "--data", "demo"], "data= was settled"),
-        ([run, "--steps", "0"], "recorded run, which knows its own"),
+        ([run, "--steps", "0"], "recorded run with its own steps"),
         (["small_cnn", "small_cnn", "--steps", "0,1,2"], "got 3 for 2"),
-        (["small_cnn", "small_cnn", "--steps", "5,5"], "they must go up"),
+        (["small_cnn", "small_cnn", "--steps", "5,5"], "steps must increase"),
         (["small_cnn", "small_cnn", "--steps", "a,b"], "whole numbers of at least 0"),
         (["small_cnn", "small_cnn", "--steps", "-1,0"], "whole numbers of at least 0"),
-        (["small_cnn"], "of checkpoints name two or more"),
+        (["small_cnn"], "Name two checkpoints or more"),
         ([tmp_path / "nowhere"], "nowhere: no such folder"),
     ]:
         found = CliRunner().invoke(app, ["dynamics", *map(str, words)])

@@ -123,7 +123,7 @@ def test_transfer(folder: Path, tmp_path: Path) -> None:
         (["compare", "small_cnn", "small_cnn", "--unpaired"], "small_cnn"),
         (["compare", "small_cnn", "small_cnn", "--data", "demo", "--kernel", "features"], "sketches only"),
         (["transfer", "small_cnn"], "--data"),
-        (["transfer", "A", "--beta", "0.3"], "leave out data and the options"),
+        (["transfer", "A", "--beta", "0.3"], "leave them out"),
     ],
 )
 def test_what_does_not_go_together_is_told(

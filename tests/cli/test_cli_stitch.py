@@ -41,8 +41,8 @@ def test_stitch_at_all_sites(tmp_path: Path) -> None:
 
 def test_what_does_not_go_together_is_told(tmp_path: Path) -> None:
     for words, message in (
-        ((), "say where to stitch"),
-        (("--site", "relu2", "--all-sites"), "say where to stitch"),
+        ((), "name the place to stitch"),
+        (("--site", "relu2", "--all-sites"), "name the place to stitch"),
         (("--site", "relu2", "--out", "c.json"), "--out: only with --all-sites"),
         (("--all-sites", "--save", "s.safetensors"), "--save: only without --all-sites"),
         (("--site", "relu2", "--sites-b", "relu1"), "--sites-b: only with --all-sites"),

@@ -94,7 +94,7 @@ def test_tag_remove_compact(folder: Path) -> None:
     assert "MiB given back" in zoo("compact", folder).stdout
     missing = run("zoo", "remove", str(folder), "twoo")
     assert missing.returncode == 1
-    assert missing.stderr.strip() == f"error: no model 'twoo' in {folder}"
+    assert missing.stderr.strip() == f"error: no model 'twoo' in {folder}; there are small_cnn(seed=0)"
 
 
 def test_check_and_repair(folder: Path) -> None:
@@ -244,7 +244,7 @@ def is_number(value: object) -> bool:
 
 def test_questions_that_have_no_answer(folder: Path) -> None:
     for arguments, said in (
-        (["search", folder, "tow"], "near it: two"),
+        (["search", folder, "tow"], "did you mean 'two'"),
         (["search", folder, "two", "--kind", "atoms"], "no vectors of kind 'atoms'"),
         (["map", folder, "--tag", "none"], "has the tag 'none'; there are small"),
         (["index", folder], "an index is for 1,000"),

@@ -28,7 +28,7 @@ def pictures(*shape: int) -> Tensor:
 
 def test_the_fifteen_of_mnist_c() -> None:
     assert len(CORRUPTIONS) == 15
-    assert all(corruption.summary for corruption in CORRUPTIONS.values())
+    assert all(corruption.change.__doc__ for corruption in CORRUPTIONS.values())
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import sosie
 import sosie.stats
-from sosie.capture import NoData, SilentSite, SiteError, UnknownSite
+from sosie.capture import SilentSite, SiteError
 from sosie.engine.comparing import FLOAT32_SQUARES, Inspector
 from sosie.report import print_comparison
 from sosie.results import Comparison
@@ -52,14 +52,14 @@ def test_a_site_that_is_not_finite_is_named(bad: float, memory: int | None) -> N
 
 def test_empty_data() -> None:
     for data in ([], torch.zeros(0, 8), iter([])):
-        with pytest.raises(NoData, match="no inputs"):
+        with pytest.raises(ValueError, match="no inputs"):
             sosie.compare(mlp(), mlp(1), data)
 
 
 def test_an_iterator_that_is_used_up() -> None:
     data = iter([inputs(20)])
     sosie.compare(mlp(), mlp(1), data)
-    with pytest.raises(NoData):
+    with pytest.raises(ValueError):
         sosie.compare(mlp(), mlp(1), data)
 
 
@@ -93,7 +93,7 @@ def test_a_mistyped_site_offers_the_nearest() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.encoder(x)
 
-    with pytest.raises(UnknownSite, match="did you mean 'encoder'"):
+    with pytest.raises(SiteError, match="did you mean 'encoder'"):
         sosie.compare(Net(), mlp(), inputs(), sites_a=["encodr"])
 
 
@@ -225,7 +225,7 @@ def test_no_nan_without_a_reason() -> None:
 def test_sites_of_saved_activations_are_checked() -> None:
     a = {"x": np.random.RandomState(0).randn(20, 3), "y": np.random.RandomState(1).randn(20, 4)}
     assert sosie.compare(a, a, sites_a=["y"]).matrix().shape == (1, 2)
-    with pytest.raises(UnknownSite, match="no site 'z'"):
+    with pytest.raises(ValueError, match="no site 'z'"):
         sosie.compare(a, a, sites_a=["z"])
 
 
@@ -250,8 +250,8 @@ def test_a_scale_does_not_matter_to_what_is_invariant_to_it(name: str, scale: fl
 
 
 ODD_ARRAYS = {
-    "masked": (np.ma.masked_greater(np.random.default_rng(0).normal(size=(40, 6)), 1.5), "masked array with .* leave"),
-    "long double": (np.ones((40, 6), dtype=np.longdouble), "more digits than torch has: round it with"),
+    "masked": (np.ma.masked_greater(np.random.default_rng(0).normal(size=(40, 6)), 1.5), "masked array, .* leave"),
+    "long double": (np.ones((40, 6), dtype=np.longdouble), "which torch lacks: round it with"),
     "objects": (np.array([[1.0, None]] * 40, dtype=object), r"Python objects \(NoneType, float\)"),
     "structured": (np.ones(40, dtype=[("u", float), ("v", float)]), "structured array with the fields u, v"),
     "dates": (np.ones((40, 6), dtype="M8[D]"), "must hold numbers, got an array of datetime64"),
@@ -277,7 +277,7 @@ def test_missing_values_of_a_table_are_refused() -> None:
     table.iloc[3, 2] = None
     with pytest.raises(ValueError, match="x has 1 values that are NaN"):
         sosie.measure("linear_cka", table, plain)
-    with pytest.raises(TypeError, match="leave out missing values"):
+    with pytest.raises(TypeError, match="remove missing values"):
         sosie.measure("linear_cka", table.astype("Float64").astype(object), plain)
 
 
@@ -318,7 +318,7 @@ def test_activations_whose_squares_float32_cannot_hold(scale: float) -> None:
 def test_activations_whose_products_float64_cannot_hold_are_named() -> None:
     x, y = np.random.default_rng(0).normal(size=(2, 40, 6))
     for scale in (1e150, 1e-150):
-        with pytest.raises(ValueError, match=r"the largest number in a of .* leave what float64 holds"):
+        with pytest.raises(ValueError, match=r"the largest number in a of"):
             sosie.compare({"a": x * scale}, {"a": y})
 
 
@@ -336,14 +336,14 @@ def test_rows_that_only_later_are_too_large_for_float32(later: slice, memory: in
     for name in asked["measures"]:
         assert found.matrix(name) == pytest.approx(truth.matrix(name), abs=1e-5)
         assert of_model.matrix(name)[0] == pytest.approx(truth.matrix(name)[0], abs=1e-5)
-    with pytest.raises(ValueError, match=r"the largest number in a of .* leave what float64 holds"):
+    with pytest.raises(ValueError, match=r"the largest number in a of"):
         sosie.compare({"a": x.double() * 1e60}, {"b": y.double()}, **asked)
 
 
 def test_numbers_that_grow_on_a_gpu_are_noticed_later() -> None:
     inspector = Inspector()
     inspector.take("A", ["first", "second"], torch.tensor([[1.0, 1e30], [0.0, 0.0]]), [FLOAT32_SQUARES] * 2)
-    with pytest.raises(ValueError, match=r"A: the numbers at second grew .* float32 .*precision='float64'"):
+    with pytest.raises(ValueError, match=r"A: the numbers at second grew .* float32: use precision='float64'"):
         inspector.take("A", ["first", "second"], torch.tensor([[1.0, 1e36], [0.0, 0.0]]), [FLOAT32_SQUARES] * 2)
 
 
@@ -449,10 +449,10 @@ class _Says(nn.Module):
 
 ODD = {
     "positions": "has shape (1, 4) for 4 inputs: its first dimension does not count them",
-    "numbers": "returned a tensor of int64, which is no activation",
-    "sparse": "returned a tensor of layout sparse_coo, not a dense one",
-    "words": "returned no tensor but str",
-    "nothing": "has shape (4, 0): there is nothing in it",
+    "numbers": "returned a tensor of int64, not of floating-point numbers",
+    "sparse": "returned a sparse_coo tensor, not a dense one",
+    "words": "returned str, which holds no tensor",
+    "nothing": "has shape (4, 0), which is empty",
 }
 
 
@@ -493,7 +493,7 @@ def test_sites_that_give_no_rows_are_left_out_of_sketches_fingerprints_and_dynam
 
 
 def test_none_that_gives_rows_is_an_error() -> None:
-    with pytest.raises(SilentSite, match="none of the sites gave an activation: 'positions' has shape"):
+    with pytest.raises(SilentSite, match="no site gave an activation: 'positions' has shape"):
         sosie.compare(Odd(), mlp(), inputs(), sites_a=["p*", "n?m*"])
 
 
@@ -562,7 +562,7 @@ def test_an_object_with_logits_or_hidden_states_is_read_by_its_attribute() -> No
         np.testing.assert_allclose(c.matrix(), 1, atol=1e-6)
     assert sosie.compare_outputs(Answering("logits"), mlp(), inputs(), measures="agreement").matrix().item() == 1
     sosie.stitch(Answering("logits"), "net.0", Answering("logits"), "net.0", inputs())
-    with pytest.raises(SiteError, match=r"'output' .*returned no tensor but Answer"):
+    with pytest.raises(SiteError, match=r"'output' .*returned Answer, which holds no tensor"):
         sosie.compare(Answering("hidden"), mlp(), inputs(), sites_a=".", sites_b=".")
 
 
@@ -597,3 +597,30 @@ def test_ids_are_not_blamed_for_types_inside_a_model() -> None:
 
     with pytest.raises(RuntimeError, match="dtype"):
         sosie.compare(Mixed(), Mixed(), torch.zeros(40, 5, dtype=torch.long))
+
+
+class Ensemble(nn.Module):
+    """Its members are run by torch.vmap through one stateless copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.members, self.one = nn.ModuleList([nn.Linear(8, 3) for _ in range(3)]), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = torch.func.stack_module_state(list(self.members))
+        out: torch.Tensor = torch.vmap(lambda p, b: torch.func.functional_call(self.one, (p, b), (x,)))(*state).mean(0)
+        return out
+
+
+def test_modules_inside_vmap_are_left_out_or_named() -> None:
+    x = inputs()
+    with pytest.raises(SiteError, match=r"'one' is called inside torch\.vmap.*Choose a site outside"):
+        sosie.compare(Ensemble(), mlp(0), x, sites_a="one")
+    assert sosie.compare(Ensemble(), mlp(0), x, sites_a=".").sites_a == ["output"]
+
+
+def test_modules_of_torch_export_are_refused_in_words() -> None:
+    exported = torch.export.export(mlp(0), (inputs(),)).module()
+    for door in (sosie.compare, sosie.compare_outputs):
+        with pytest.raises(ValueError, match=r"torch\.export made it, give the model that was exported"):
+            door(exported, mlp(0), inputs())

@@ -11,7 +11,6 @@ from classifiers import LABELS, X, logits, net
 from torch import nn
 
 import sosie
-from sosie.capture import NoData
 
 
 def test_wrong_arguments() -> None:
@@ -79,7 +78,7 @@ def test_probabilities_of_several_labels_are_not_taken_for_logits() -> None:
 
 def test_empty_data_and_empty_predictions() -> None:
     for data in ([], torch.zeros(0, 8)):
-        with pytest.raises(NoData, match="no inputs"):
+        with pytest.raises(ValueError, match="no inputs"):
             sosie.compare_outputs(net(0), net(1), data)
     with pytest.raises(ValueError, match="no inputs were saved"):
         sosie.compare_outputs(LABELS[:0], LABELS[:0])

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import sosie
 from sosie.benchmark import cost
+from sosie.capture import kept_attributes
 from sosie.measures import MEASURES
 from sosie.models import open_model
 from sosie.report import print_comparison
@@ -544,6 +545,52 @@ def test_forwards_that_are_only_tried_leave_nothing_on_the_model(door, passes: i
     for model in models:
         assert model.sizes == [100] * passes
         assert model.seen == 100 * passes
+
+
+class Writes(nn.Module):
+    """Changes its parameters in every forward: by its own code, a lookup, `data`, and a step of an optimiser."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.layers, self.words = mlp(seed), nn.Embedding(3, 8, max_norm=0.1)
+        self.optimiser = torch.optim.SGD(self.layers[2].parameters(), 0.1, foreach=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.layers[0].weight.mul_(0.9)
+            self.layers[0].bias.data = self.layers[0].bias + 1
+            self.layers[4].weight.data *= 0.9
+        with torch.enable_grad():
+            weight = self.layers[2].weight
+            (weight.grad,) = torch.autograd.grad(weight.square().sum(), [weight])
+        self.optimiser.step()
+        out: Tensor = self.layers(x + self.words(torch.zeros(len(x), dtype=torch.long)))
+        return out
+
+
+def test_forwards_that_are_only_tried_leave_trainable_parameters_as_they_were() -> None:
+    model = Writes(0)
+    before = {name: (p, p.detach().clone(), p.data_ptr()) for name, p in model.named_parameters()}
+    with kept_attributes(model):
+        model(inputs(4))
+        model(inputs(4))
+        changed = {name for name, (parameter, numbers, _) in before.items() if not torch.equal(parameter, numbers)}
+        assert changed == {"layers.0.weight", "layers.0.bias", "layers.2.weight", "layers.4.weight", "words.weight"}
+    for parameter, numbers, storage in before.values():
+        assert torch.equal(parameter, numbers)
+        assert parameter.data_ptr() == storage
+    sosie.compare(model, mlp(1), inputs(100), sites_a="layers.*")
+    torch.testing.assert_close(model.layers[0].weight, 0.9 * before["layers.0.weight"][1])
+
+
+def test_functions_of_the_caller_may_work_in_place() -> None:
+    a, b, x = mlp(0), mlp(1), inputs(100)
+    y = x.clone()
+    halved = sosie.compare(a, b, [{"x": y}], inputs=lambda batch: batch["x"].mul_(0.5), measures="linear_cka")
+    assert torch.equal(x, y)
+    assert np.array_equal(halved.matrix(), sosie.compare(a, b, x / 2, measures="linear_cka").matrix())
+    of_rows = sosie.compare(a, b, x, rows=lambda activation: activation.mul_(3), measures="linear_cka").matrix()
+    np.testing.assert_allclose(of_rows, sosie.compare(a, b, x, measures="linear_cka").matrix(), atol=1e-6)
 
 
 def _stop_at(inputs: int, calls: list[int]):

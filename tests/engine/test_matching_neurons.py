@@ -63,7 +63,7 @@ def test_projected_rows_are_refused_before_the_pass(name: str) -> None:
 def test_pooling_and_more_memory_are_ways_out() -> None:
     x = torch.randn(150, 1, 6, 6, generator=torch.Generator().manual_seed(0))
     asked = {"measures": "hard_correlation_match", "sites_a": ["3"], "sites_b": ["3"]}
-    with pytest.raises(ValueError, match="no neurons any more"):
+    with pytest.raises(ValueError, match="not neurons"):
         sosie.compare(cnn(0), cnn(1), x, memory=20_000, **asked)
     for way_out in ({"rows": "mean", "memory": 20_000}, {"memory": "1GiB"}):
         assert np.isfinite(sosie.compare(cnn(0), cnn(1), x, **asked, **way_out).matrix()).all()
@@ -77,7 +77,7 @@ def test_a_projected_sample_has_no_neurons() -> None:
         maker.side([maker.part("s", r, 0) for r in (rows, y)], 0) for maker, rows in zip(makers, (x, y), strict=True)
     ]
     sample = Sample.join(*sides)
-    with pytest.raises(ValueError, match="projected to 8 columns, which are no neurons any more"):
+    with pytest.raises(ValueError, match="projected to 8 columns, which are not neurons"):
         sample.neurons(0, 0)
     assert sample.neurons(1, 0).xy.shape == (5, 5)  # narrow enough to have been left as they were
 

@@ -12,7 +12,7 @@ from stand_ins import Bert, ResNet20, Skips
 from torch import nn
 
 from sosie.capture import as_found, model_arguments, watch
-from sosie.engine.network import by_input, mixing_note
+from sosie.engine.mixing import by_input, mixing_note
 
 
 def note(model: nn.Module, batch, sites="leaves") -> str | None:
@@ -183,7 +183,7 @@ def test_state_that_cannot_be_put_back_is_told_where_it_counts(kept, step) -> No
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_too_few_inputs_to_tell(n: int) -> None:
-    assert f"the first batch has {n} of them, and it takes 3 to tell" in note(Between(nn.Identity()), rows(n))
+    assert f"the first batch has {n} of them, and the test needs 3" in note(Between(nn.Identity()), rows(n))
 
 
 def test_a_model_that_takes_one_size_only() -> None:

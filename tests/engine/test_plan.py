@@ -44,7 +44,7 @@ def test_rows_that_are_too_wide_are_projected() -> None:
     found = plan(["mutual_knn"], [800_000] * 20, [800_000] * 20)
     assert found.widest is not None
     assert found.widest >= 2048
-    bytes_needed = sample_bytes(((800_000,) * 20,) * 2, found.sample_rows, found.widest)
+    bytes_needed = sample_bytes(((found.widest,) * 20,) * 2, found.sample_rows)
     assert bytes_needed <= 4 * 2**30
 
 

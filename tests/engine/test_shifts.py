@@ -75,7 +75,7 @@ def test_every_cell_compares_the_answers_to_the_shifted_inputs(labelled: bool) -
                     wanted = sosie.measure(name, answers(net(0), a), answers(net(1), b), **needs)
                     assert value == pytest.approx(wanted, abs=1e-5), (name, SITES[i], SITES[j])
     how = found.provenance["settings"]["attacks"]
-    assert how == ("away from the labels" if labelled else "away from what the attacked model answers")
+    assert how == ("away from the labels" if labelled else "away from the output of the attacked model")
     if labelled:
         right = {site: [(answers(net(k), z).argmax(1) == y).double().mean().item() for k in (0, 1)]
                  for site, z in zip(SITES, inputs, strict=True)}  # fmt: skip

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sosie
-from sosie.capture import BadBatch, NoRows
+from sosie.capture import NoRows
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'sosie[hf]'")
 
@@ -41,7 +41,7 @@ def two_halves(n: int = 40, **masks: Tensor) -> dict[str, Tensor]:
         (bert, token_batch(8), [f"encoder.layer.{i}" for i in range(3)]),
         (gpt2, token_batch(8), [f"h.{i}" for i in range(3)]),
         (llama, token_batch(8), [f"layers.{i}" for i in range(3)]),
-        (vit, images(8), ["layers.0", "layers.1"]),
+        (vit, images(8), [f"{'layers' if hasattr(vit(), 'layers') else 'encoder.layer'}.{i}" for i in range(2)]),
         (t5, two_halves(8), [f"{half}.block.{i}" for half in ("encoder", "decoder") for i in range(2)]),
         (
             clip,
@@ -52,6 +52,11 @@ def two_halves(n: int = 40, **masks: Tensor) -> dict[str, Tensor]:
     ids=lambda x: getattr(x, "__name__", ""),
 )
 def test_by_default_the_blocks_are_compared(make: Callable[[], nn.Module], batch: Any, expected: list[str]) -> None:
+    if make is clip:
+        try:
+            make()(**batch)
+        except RuntimeError as error:
+            pytest.skip(f"this transformers does not run CLIP in float64: {error}")
     c = sosie.compare(make(), make(), batch, rows="mean")
     assert list(c.sites_a) == expected
     assert np.isfinite(c.matrix()).all()
@@ -290,7 +295,7 @@ def test_what_may_be_a_mask_or_labels_is_an_error() -> None:
     batch = token_batch()
     ids, mask = batch["input_ids"], batch["attention_mask"]
     for parts in ((ids, ids), (ids, mask, mask)):
-        with pytest.raises(BadBatch, match=r"BertModel takes an attention_mask, and [12] of the parts .*Give dicts"):
+        with pytest.raises(ValueError, match=r"BertModel takes an attention_mask, .* [12] beside the ids .*Give dicts"):
             sosie.compare(bert(), bert(1), DataLoader(TensorDataset(*parts), batch_size=16), rows="mean")
     expected = sosie.compare(bert(), bert(1), batch, rows="mean").matrix()
     pairs = TensorDataset(ids, mask, ids)  # labels of a language model
@@ -338,7 +343,7 @@ def test_a_mask_of_unknown_meaning_is_asked_about() -> None:
     batch = token_batch()
     ids, mask = batch["input_ids"], batch["attention_mask"]
     models = OwnMask(), OwnMask()
-    with pytest.raises(NoRows, match=r"'mask' of the call may tell which of its tokens are padding.*'attention_mask'"):
+    with pytest.raises(NoRows, match=r"unknown whether 'mask' of the call marks its padded tokens.*'attention_mask'"):
         sosie.compare(*models, {"ids": ids, "mask": mask}, rows="mean", sites="mix")
     own = {"ids": ids, "attention_mask": mask}
     c = sosie.compare(
@@ -365,7 +370,8 @@ def test_a_mask_of_unknown_meaning_is_asked_about() -> None:
 
 def test_leaves_of_a_llama_are_compared_without_its_rotary_embedding() -> None:
     c = sosie.compare(llama(), llama(1), token_batch(), sites_a="leaves", sites_b="leaves", rows="mean")
-    assert [site for site, _ in c.side_a.left_out] == ["rotary_emb"]
+    embeddings = [name for name, _ in llama().named_modules() if name.endswith("rotary_emb")]  # one, or one a block
+    assert [site for site, _ in c.side_a.left_out] == embeddings
     assert len(c.sites_a) == 1 + 3 * 10 + 1  # embedding, ten leaves a block, norm
-    with pytest.raises(NoRows, match="site 'rotary_emb' has shape"):
-        sosie.compare(llama(), llama(1), token_batch(), sites_a="rotary_emb", rows="mean")
+    with pytest.raises(NoRows, match=rf"site '{embeddings[0]}' has shape"):
+        sosie.compare(llama(), llama(1), token_batch(), sites_a=embeddings[0], rows="mean")

@@ -257,7 +257,7 @@ def test_where_all_are_dropped_the_coefficients_stay(caplog: pytest.LogCaptureFi
     assert_exactly(result.arrays, mean(grid.replies[:4]))
     said = caplog.text
     assert "round 2: no client counted, the coefficients stay those of the round before" in said
-    assert f"round 2: training goes on without client {grid.node(2)}: it sent no conv2.coefficients" in said
+    assert f"round 2: training continues without client {grid.node(2)}: it sent no conv2.coefficients" in said
 
     _, result = run(InProcess(moving_clients(), 4, lambda *_: None))
     start = {name: array.numpy() for name, array in upload(made()).items()}

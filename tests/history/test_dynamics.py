@@ -180,7 +180,7 @@ def test_a_killed_run_and_moving_coefficients_are_told(tmp_path: Path) -> None:
         recorder.record(0)
     both = sosie.dynamics(tmp_path / "r", tmp_path / "s")
     assert both.matrix().shape == (4, 3, 1)
-    assert sum("other coefficients" in c.text for c in both["atom_cosine"].caveats) == 4
+    assert sum("different coefficients" in c.text for c in both["atom_cosine"].caveats) == 4
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_other_coefficients_are_told_whatever_sites_the_runs_have_beside(tmp_pat
     with Recorder(tmp_path / "part", model, sites="1") as recorder:
         recorder.record(0)
     found = sosie.dynamics(tmp_path / "whole", tmp_path / "part", sites="1")
-    assert [c.site_a for c in found["atom_cosine"].caveats if "other coefficients" in c.text] == ["1"]
+    assert [c.site_a for c in found["atom_cosine"].caveats if "different coefficients" in c.text] == ["1"]
 
 
 def test_no_sites_and_data_for_a_recorded_run(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ import pytest
 import torch
 from safetensors.torch import load as load_safetensors
 from torch import nn
+from torch.nn.utils import prune, weight_norm
+from torch.nn.utils.parametrizations import spectral_norm
 
+import sosie
 from sosie.capture import watch
 from sosie.files import DamagedFile, write_json
 from sosie.history import Recorder, open_run
 from sosie.history import run_folder as frames
-from sosie.models import small_cnn
+from sosie.models import AtomConv2d, small_cnn
 
 IMAGES = torch.rand(12, 1, 28, 28, generator=torch.Generator().manual_seed(0))
 
@@ -161,7 +165,6 @@ def test_another_model_sites_probe_or_kind_is_refused_by_name(model: nn.Module, 
         ({"what": "gradients"}, "one of .atoms., .weights., .activations."),
         ({"what": "activations"}, "give probe="),
         ({"probe": IMAGES}, "probe= is for activations"),
-        ({"what": "activations", "probe": 100}, "the inputs themselves"),
         ({"what": "activations", "probe": IMAGES.double()}, "inputs of float64 for a model of float32"),
         ({"every": 0}, "at least 1"),
         ({"dtype": torch.int8}, "dtype"),
@@ -344,3 +347,90 @@ def test_records_of_another_run_are_refused(tmp_path: Path) -> None:
     records.write_bytes(other.read_bytes())
     with pytest.raises(DamagedFile, match=r"the record of step 0 .* of another run"):
         open_run(tmp_path / "a").tensor(0, "0")
+
+
+def pruned(state: dict[str, Any] | None = None) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3), weight_norm(nn.Linear(3, 3)))
+        prune.random_unstructured(model[0], "weight", 0.3)
+    if state is not None:
+        model.load_state_dict(state)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # the weight norm of before parametrisations
+def test_weights_that_a_layer_computes_are_recorded_as_they_are_now(tmp_path: Path) -> None:
+    first, last = pruned(), pruned()
+    with torch.no_grad():
+        for parameter in last.parameters():
+            parameter.neg_()
+    weights = [model[0].weight_orig * model[0].weight_mask for model in (first, last)]
+    weights += [torch.linalg.vector_norm(last[3].weight_v, dim=1, keepdim=True)]
+    # `last` was not run since its parameters changed, so that its `weight` is not up to date.
+    with Recorder(tmp_path / "r", last, "weights") as recorder:
+        recorder.record(0)
+    run = open_run(tmp_path / "r")
+    assert run.sites == ("0", "2", "3")
+    assert torch.equal(run.tensor(0, "0"), weights[1])
+    torch.testing.assert_close(run.tensor(0, "3"), last[3].weight_g * last[3].weight_v / weights[2])
+    loaded = sosie.dynamics([pruned(first.state_dict()), pruned(last.state_dict())])
+    np.testing.assert_allclose(loaded.matrix("weight_cosine")[:2, 0, 1], -1)
+    assert loaded.matrix("weight_cosine")[2, 0, 1] == pytest.approx(1)  # minus times minus
+
+
+def test_atoms_that_a_layer_computes_are_recorded_as_they_are_now(tmp_path: Path) -> None:
+    model = nn.Sequential(AtomConv2d(1, 2, 3, 4))
+    prune.random_unstructured(model[0], "atoms", 0.3)
+    with torch.no_grad():
+        model[0].atoms_orig.fill_(1.0)
+    for what in ("atoms", "weights"):
+        with Recorder(tmp_path / what, model, what) as recorder:
+            recorder.record(0)
+    model(IMAGES)  # prunes
+    assert torch.equal(open_run(tmp_path / "atoms").tensor(0, "0"), model[0].atoms)
+    torch.testing.assert_close(open_run(tmp_path / "weights").tensor(0, "0"), model[0].weight)
+
+
+def test_a_layer_that_shares_its_weight_is_recorded_under_its_own_name(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5, bias=False))
+    model[1].weight = model[0].weight
+    with Recorder(tmp_path / "r", model, "weights") as recorder:
+        recorder.record(0)
+    run = open_run(tmp_path / "r")
+    assert torch.equal(run.tensor(0, "0"), run.tensor(0, "1"))
+
+
+def test_recording_weights_leaves_the_power_iteration_of_spectral_norm_alone(tmp_path: Path) -> None:
+    model = nn.Sequential(spectral_norm(nn.Linear(60, 80)), nn.ReLU(), nn.Linear(80, 3)).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with Recorder(tmp_path / "r", model, "weights") as recorder:
+        recorder.record(0)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    torch.testing.assert_close(open_run(tmp_path / "r").tensor(0, "0"), model.eval()[0].weight)
+
+
+def test_a_probe_is_a_copy(tmp_path: Path) -> None:
+    model, probe = nn.Sequential(nn.Linear(6, 8), nn.Tanh()), torch.randn(64, 6)
+    with Recorder(tmp_path / "r", model, "activations", probe=probe, sites=["1"]) as recorder:
+        recorder.record(0)
+        probe.normal_()
+        recorder.record(1)
+    run = open_run(tmp_path / "r")
+    assert torch.equal(run.tensor(0, "1"), run.tensor(1, "1"))
+
+
+def test_a_probe_from_one_buffer_that_is_filled_again_and_again(tmp_path: Path) -> None:
+    inputs = np.random.default_rng(0).normal(size=(4, 32, 6)).astype(np.float32)
+    buffer = np.empty((32, 6), np.float32)
+
+    def batches() -> Iterator[np.ndarray[Any, Any]]:
+        for batch in inputs:
+            buffer[:] = batch
+            yield buffer
+
+    model = nn.Sequential(nn.Linear(6, 8))
+    with Recorder(tmp_path / "r", model, "activations", probe=batches(), sites=["0"]) as recorder:
+        recorder.record(0)
+    expected = model(torch.from_numpy(inputs).flatten(0, 1))
+    torch.testing.assert_close(open_run(tmp_path / "r").tensor(0, "0"), expected)

@@ -68,13 +68,13 @@ def test_the_most_similar_are_others() -> None:
 def test_what_is_wrong_is_said() -> None:
     with pytest.raises(ValueError, match=r"all pairs, \(N, N\), got \(2, 3\)"):
         cluster(torch.ones(2, 3), 1)
-    with pytest.raises(ValueError, match="3 things cannot be put into 4 groups"):
+    with pytest.raises(ValueError, match="3 items cannot be put into 4 groups"):
         cluster(torch.ones(3, 3), 4)
     with pytest.raises(ValueError, match="2 similarities are NaN"):
         most_similar(torch.tensor([[1.0, torch.nan], [torch.nan, 1.0]]), 1)
     with pytest.raises(ValueError, match="not symmetric"):
         cluster(torch.tensor([[1.0, 0.1], [0.7, 1.0]]), 1)
-    with pytest.raises(ValueError, match="each of 3 things has 2 others"):
+    with pytest.raises(ValueError, match="each of 3 items has 2 others"):
         most_similar(torch.ones(3, 3), 3)
-    with pytest.raises(ValueError, match="one label per thing"):
+    with pytest.raises(ValueError, match="one label per item"):
         adjusted_rand_index(torch.zeros(3), torch.zeros(4))

@@ -355,7 +355,7 @@ def test_lasso_of_plain_neurons_needs_few_sweeps() -> None:
 
 def test_lasso_says_when_it_is_not_done() -> None:
     a, b = correlated_rows(p=30)
-    with pytest.raises(ValueError, match="not done after 1 sweeps"):
+    with pytest.raises(ValueError, match="not converged after 1 sweeps"):
         fit("lasso(alpha=0.001, sweeps=1)", joint(a, b))
 
 

@@ -117,14 +117,14 @@ def test_chance_of_independent_atoms_is_as_declared() -> None:
 @pytest.mark.parametrize("count", [9, 10])
 def test_atoms_that_span_everything_are_refused(count: int) -> None:
     x, y = atoms((count, 3, 3))
-    with pytest.raises(ValueError, match=rf"{count} atoms of 9 entries span all kernels .* fewer than 9"):
+    with pytest.raises(ValueError, match=rf"{count} atoms of 9 entries span all kernels.* fewer than 9"):
         sosie.measure("atom_grassmann", x, y)
     assert -1 < sosie.measure("atom_cosine", x, y) < 1
 
 
 def test_bad_atoms_are_errors_in_words() -> None:
     x, y = atoms((4, 3, 3))
-    with pytest.raises(ValueError, match=r"as many atoms of one size, got \(4, 3, 3\) and \(3, 3, 3\)"):
+    with pytest.raises(ValueError, match=r"atoms of one size, got \(4, 3, 3\) and \(3, 3, 3\)"):
         sosie.measure("atom_cosine", x, y[:3])
     with pytest.raises(ValueError, match=r"\(number, height, width\).*got \(36,\)"):
         sosie.measure("atom_cosine", x.flatten(), y.flatten())

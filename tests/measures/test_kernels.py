@@ -80,7 +80,7 @@ def test_deconfounded_cka_with_negative_eigenvalues_kept_is_a_cosine_of_remainde
 
 def test_deconfounded_cka_says_what_it_needs() -> None:
     x, y = arrays(40)
-    with pytest.raises(ValueError, match="also needs what the networks were given"):
+    with pytest.raises(ValueError, match="also needs the inputs of the networks"):
         sosie.measure("deconfounded_cka", x, y)
     with pytest.raises(ValueError, match="the inputs do not vary"):
         sosie.measure("deconfounded_cka", x, y, inputs=np.ones((40, 3)))

@@ -311,7 +311,7 @@ def test_sums_of_any_scale_merge(statistic: type[Moments | Grams], scale: float)
 def test_sums_say_where_float64_ends() -> None:
     x, y = correlated_rows()
     for statistic in (Moments, Grams):
-        with pytest.raises(ValueError, match=r"the largest number in site 0 is .e.10.: products of such leave"):
+        with pytest.raises(ValueError, match=r"the largest number in site 0 is .e.10.: its products leave"):
             statistic.of(1e100 * x, y)
 
 

@@ -36,8 +36,8 @@ def test_hooks_of_layers_of_atoms_come_along() -> None:
 @pytest.mark.parametrize(
     ("source", "other", "words"),
     [
-        (torch.float32, torch.float64, "conv1 of model 1 computes in float64 on cpu, .* coefficients are float32"),
-        (torch.float64, torch.bfloat16, "conv1 of model 1 computes in bfloat16 on cpu, .* coefficients are float64"),
+        (torch.float32, torch.float64, "conv1 of model 1 is in float64 on cpu, .* coefficients in float32"),
+        (torch.float64, torch.bfloat16, "conv1 of model 1 is in bfloat16 on cpu, .* coefficients in float64"),
     ],
 )
 def test_coefficients_of_one_type_only_are_shared(source: torch.dtype, other: torch.dtype, words: str) -> None:

@@ -138,6 +138,7 @@ def test_the_class_token_never_goes() -> None:
 
 
 def test_training_on_masks_is_evaluation_without_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)  # with another, two gates may be as good as equal: then rounding decides
     model, counts = lively(keep=0.6), iter([9, 5, 3])
 
     def best(log_probabilities: Tensor, before: Tensor | None = None) -> Tensor:
@@ -253,7 +254,7 @@ def test_options_come_from_the_file_and_stated_ones_win(tmp_path: Path) -> None:
     save_file(model.state_dict(), file)
     opened = open_model(f"dynamic_vit@{file}").model
     assert (opened.keep, opened.stages, opened.rule, opened.gamma, opened.heads) == (0.6, (1, 3), "cka", 0.25, 3)
-    with pytest.raises(ValueError, match=r"how alike tokens are: call sosie\.train\.calibrate_tokens"):
+    with pytest.raises(ValueError, match=r"the similarity of tokens: call sosie\.train\.calibrate_tokens"):
         opened(images())
     calibrate_tokens(model, images(20, seed=1))
     save_file(model.state_dict(), file)
@@ -270,10 +271,10 @@ def test_options_come_from_the_file_and_stated_ones_win(tmp_path: Path) -> None:
 @pytest.mark.parametrize("odd", [[0.7, 1, 0], [0.7, 1, 9, 3, 0], [0.7, 1, -1, 3, 0], [math.nan] * 5])
 def test_options_that_no_network_wrote_are_refused(odd: list[float], tmp_path: Path) -> None:
     state = {**lively().state_dict(), "_extra_state": torch.tensor(odd)}
-    with pytest.raises(ValueError, match="where a dynamic_vit keeps five numbers"):
+    with pytest.raises(ValueError, match="but a dynamic_vit saves five numbers"):
         lively().load_state_dict(state)
     save_file(state, tmp_path / "odd.safetensors")
-    with pytest.raises(ValueError, match="where a dynamic_vit keeps five numbers"):
+    with pytest.raises(ValueError, match="but a dynamic_vit saves five numbers"):
         open_model(f"dynamic_vit@{tmp_path / 'odd.safetensors'}")
 
 
@@ -305,7 +306,7 @@ def test_it_compares_with_the_plain_network(rows: str) -> None:
         ({"stages": ()}, "one or more"),
         ({"depth": 1}, "one or more"),
         ({"stages": (1.5,)}, "one or more"),
-        ({"gamma": math.nan}, "gamma=nan"),
+        ({"gamma": math.nan}, "gamma must be a finite number"),
     ],
 )
 def test_errors_say_what_to_do(options: dict[str, Any], message: str) -> None:

@@ -125,7 +125,7 @@ def test_normalisation_from_the_metadata_or_the_specification(tmp_path: Path) ->
     assert open_model(f"small_cnn(normalise='none')@{path}").prepare is None
     assert open_model("tiny10(normalise='(x*255-127)/128')").prepare == Normalise((127 / 255,), (128 / 255,))
     odd = save(build_model("small_cnn"), tmp_path / "odd.safetensors", normalise="by hand")
-    with pytest.raises(ValueError, match=r"odd\.safetensors: do not know the normalisation 'by hand'"):
+    with pytest.raises(ValueError, match=r"odd\.safetensors: unknown normalisation 'by hand'"):
         open_model(f"small_cnn@{odd}")
 
 
@@ -155,7 +155,7 @@ def test_weights_are_looked_for_in_the_listed_folders(tmp_path: Path, monkeypatc
         ("tiny10(2)", "write options as"),
         ("tiny10(**{})", "write options as"),
         ("tiny10(classes=__import__('os').getpid())", "option 'classes'"),
-        ("tiny10(seed=-1)", "a seed is a whole number"),
+        ("tiny10(seed=-1)", "seed must be a whole number"),
         ("@w.safetensors", "cannot read"),
         ("tiny10@", "cannot read"),
     ],

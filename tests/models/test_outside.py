@@ -117,7 +117,7 @@ def test_a_library_that_does_not_import(monkeypatch: pytest.MonkeyPatch, tmp_pat
     (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('operator nms does not exist')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
-    with pytest.raises(ImportError, match=r"does not import beside this torch .*nms"):
+    with pytest.raises(ImportError, match=r"cannot be imported with this torch .*nms"):
         open_model("torchvision:resnet18")
 
 

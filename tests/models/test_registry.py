@@ -44,7 +44,7 @@ def test_hyphens_and_capitals() -> None:
         ("resnet18", {"stem": "small"}, "stem must be .*'cifar', got 'small'"),
         ("vit", {"width": 100, "heads": 3}, "100 cannot be split into 3"),
         ("vit", {"size": 30}, "30 cannot be cut"),
-        ("small_cnn", {"size": 7}, "side 7 are pooled away"),
+        ("small_cnn", {"size": 7}, "side 7 are too small"),
     ],
 )
 def test_errors_say_what_to_do(name: str, options: dict[str, object], message: str) -> None:

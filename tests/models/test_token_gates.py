@@ -82,9 +82,9 @@ def test_token_cka_is_the_measure_of_each_pair(debiased: bool, name: str) -> Non
 
 def test_token_cka_refuses_what_has_none() -> None:
     tokens = torch.randn(12, 5, 7)
-    with pytest.raises(ValueError, match=r"4 images at least, got \(3, 5, 7\)"):
+    with pytest.raises(ValueError, match=r"at least 4 images, got \(3, 5, 7\)"):
         token_cka(tokens[:3])
-    with pytest.raises(ValueError, match=r"linear CKA.*3 images"):
+    with pytest.raises(ValueError, match=r"linear CKA.*at least 3 images"):
         token_cka(tokens[:2], debiased=False)
     tokens[:, [1, 4]] = 3.7
     for debiased in (True, False):

@@ -156,7 +156,7 @@ def test_two_runs_have_no_settling() -> None:
     np.testing.assert_array_equal(found.to_end(), [[2.0, 5.0]])
     with pytest.raises(ValueError, match="values of shape"):
         Dynamics("a", "b", "atoms", ("s",), (0, 1), (0, 1), found.values, True)
-    with pytest.raises(KeyError, match="only for m"):
+    with pytest.raises(KeyError, match="there are m"):
         found.matrix("n")
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from sosie.linalg import u_centred
 from sosie.results import Side
 from sosie.sketching import Sketch
-from sosie.sketching.sketches import SiteMaker, Spans, plan_sites
-from sosie.stats import Buckets, Drawn, RowSampler
+from sosie.sketching.sketches import Spans, plan_sites
+from sosie.stats import Buckets
 
 ALL = ("features", "gradients", "hadamard", "maps")
 
@@ -45,14 +45,13 @@ def sketch_of(
     buckets = None if size is None else Buckets(size, seed, stack)
     kept = frozenset(parts) - (frozenset({"hadamard"}) if size is None else frozenset())
     widths = [f.shape[1] for f, _ in sites.values()]
-    samplers: dict[int, RowSampler] = {}
-    makers = [SiteMaker(plan, samplers) for plan in plan_sites(widths, size, kept, seed=seed, memory=memory, rows=n)]
+    makers = plan_sites(widths, size, kept, seed=seed, memory=memory, rows=n)
     for first in range(0, n, step or n):
         rows = slice(first, min(first + (step or n), n))
-        drawn = None if buckets is None else Drawn(*buckets.draw(start + first, rows.stop - first))
+        drawn = None if buckets is None else buckets.draw(start + first, rows.stop - first)
         for maker, (f, g) in zip(makers, sites.values(), strict=True):
             maker.features(f[rows], drawn)
-            if maker.plan.with_gradients:
+            if maker.with_gradients:
                 maker.gradients(g[rows], drawn, start + first)
     numbers = torch.randn(10_000, generator=torch.Generator().manual_seed(data), dtype=torch.float64)[start : start + n]
     coded = None if labels is None else torch.nn.functional.one_hot(labels).double()
@@ -60,7 +59,7 @@ def sketch_of(
     def summed(rows: Tensor, *, signed: bool = True) -> Tensor:
         if buckets is None:
             return rows
-        drawn, total = Drawn(*buckets.draw(start, n)), rows.new_zeros(buckets.size, *rows.shape[1:])
+        drawn, total = buckets.draw(start, n), rows.new_zeros(buckets.size, *rows.shape[1:])
         drawn.add(total, rows, signed=signed)
         return total
 
@@ -87,7 +86,7 @@ def sketch_of(
 def matrix(buckets: Buckets, n: int) -> Tensor:
     """S itself, (size, n)."""
     found = torch.zeros(buckets.size, n, dtype=torch.float64)
-    Drawn(*buckets.draw(0, n)).add(found, torch.eye(n, dtype=torch.float64))
+    buckets.draw(0, n).add(found, torch.eye(n, dtype=torch.float64))
     return found
 
 

@@ -259,9 +259,8 @@ def test_what_cannot_be_fitted_is_said(model: nn.Module, train: Any) -> None:
     for kernel in ("hadamard", "hadamard_of_sketches", "gradients"):
         with pytest.raises(ValueError, match=r"needs? .*sketch.* of"):
             classify(sketched(model, train, kernels="features"), kernel)
-    with pytest.raises(ValueError, match="all rows are the same here") as error:
+    with pytest.raises(ValueError, match=r"^0: all rows are the same"):
         classify(sketched(model, [(torch.ones_like(x), y) for x, y in train]), "features")
-    assert error.value.__notes__ == ["while fitting the classifier of 0"]
 
 
 def test_what_cannot_be_asked_is_said(fitted: Classifiers, model: nn.Module, test: Any) -> None:

@@ -65,7 +65,7 @@ def test_gaussian_by_samples_of_the_tempered_prediction(beta: float) -> None:
 @pytest.mark.parametrize("beta", [0, 0.0, -0.5, 1.5, math.nan, math.inf, "x", None, True])
 @pytest.mark.parametrize("output", ["logits", "gaussian"])
 def test_temperatures_that_are_none(beta: Any, output: str) -> None:
-    with pytest.raises(ValueError, match="beta tempers the prediction"):
+    with pytest.raises(ValueError, match="beta must be a number above 0 and at most 1"):
         predictive_of(output, beta)
 
 
@@ -84,14 +84,14 @@ def test_beta_may_be_numpys() -> None:
 @pytest.mark.parametrize(
     ("answer", "word"),
     [
-        (torch.rand(4, 3).softmax(-1), "answers with probabilities"),
-        (torch.rand(4), r"answers 4 inputs with \(4,\)"),
-        (torch.rand(4, 1), r"answers 4 inputs with \(4, 1\)"),
-        (torch.rand(4, 3, 2, 2), r"answers 4 inputs with \(4, 3, 2, 2\)"),
-        (torch.rand(5, 3), r"answers 4 inputs with \(5, 3\)"),
-        (torch.randint(0, 3, (4, 3)), "answers with int64"),
-        ("text", "answers with str"),
-        ({"n": 3}, "answers with dict"),
+        (torch.rand(4, 3).softmax(-1), "returns probabilities"),
+        (torch.rand(4), r"returns \(4,\) for 4 inputs"),
+        (torch.rand(4, 1), r"returns \(4, 1\) for 4 inputs"),
+        (torch.rand(4, 3, 2, 2), r"returns \(4, 3, 2, 2\) for 4 inputs"),
+        (torch.rand(5, 3), r"returns \(5, 3\) for 4 inputs"),
+        (torch.randint(0, 3, (4, 3)), "returns int64"),
+        ("text", "returns str"),
+        ({"n": 3}, "returns dict"),
     ],
 )
 def test_answers_that_are_no_logits(answer: Any, word: str) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sosie.sketching import sketch, sketches
 from sosie.sketching.gradients import input_numbers
-from sosie.stats import Buckets, Drawn
+from sosie.stats import Buckets
 
 
 def labelled(*labels: Tensor | None) -> list[object]:
@@ -33,7 +33,7 @@ def test_sums_of_one_column_a_class(at_once: int, stack: int, monkeypatch: pytes
     coded = torch.nn.functional.one_hot(torch.cat([part.long() for part in MORE_AND_MORE])).double()
     for name, signed in (("labels", True), ("unsigned_labels", False)):
         wanted = torch.zeros(8, 10, dtype=torch.float64)
-        Drawn(*Buckets(8, 3, stack).draw(0, 40)).add(wanted, coded, signed=signed)
+        Buckets(8, 3, stack).draw(0, 40).add(wanted, coded, signed=signed)
         assert torch.allclose(getattr(found, name), wanted, atol=1e-14)
 
 
@@ -67,5 +67,5 @@ def test_an_input_without_tokens_has_no_number() -> None:
     for k in torch.nonzero(tokens).flatten().tolist():
         wanted[tokens[:k].sum()] = numbers[k]
     sums = torch.zeros(8, dtype=torch.float64)
-    Drawn(*Buckets(8).draw(0, found.n)).add(sums, wanted)
+    Buckets(8).draw(0, found.n).add(sums, wanted)
     assert torch.allclose(found.fingerprint, sums)

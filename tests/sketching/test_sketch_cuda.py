@@ -15,7 +15,7 @@ import sosie
 from sosie.benchmark import linear_probe
 from sosie.data import DataPart
 from sosie.sketching import Sketch, classify, sketch
-from sosie.sketching.sketches import _tensors
+from sosie.stats import tensors_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -72,8 +72,8 @@ def test_a_sketch_stays_where_it_was_made(both: Any, tmp_path: Path) -> None:
     here, there, model, data = both
     assert here.device.type == "cpu"
     assert there.device.type == "cuda"
-    assert {t.device for t in _tensors(there)} == {there.device}
-    assert {t.device.type for t in _tensors(there.to("cpu"))} == {"cpu"}
+    assert {t.device for t in tensors_of(there)} == {there.device}
+    assert {t.device.type for t in tensors_of(there.to("cpu"))} == {"cpu"}
     assert there.to("cuda") is there
     assert here.model == there.model
     for name in ("ones", "counts", "fingerprint", "labels", "unsigned_labels"):
@@ -120,7 +120,7 @@ def test_parts_are_merged_wherever_they_are(both: Any, size: int | None) -> None
         (last.merge(first), "cpu"),
         (first.merge(last.to("cuda")), "cuda"),
     ):
-        assert {t.device.type for t in _tensors(found)} == {device}
+        assert {t.device.type for t in tensors_of(found)} == {device}
         whole.check_shared(found)
         assert torch.allclose(found.site("b1").features.rows.cpu(), whole.site("b1").features.rows, atol=1e-9)
         assert torch.allclose(found.site("b1").pairs.gradients.cpu(), whole.site("b1").pairs.gradients, atol=1e-9)

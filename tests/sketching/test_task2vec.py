@@ -409,7 +409,7 @@ def test_bad_options_are_said_in_words() -> None:
     for options, words in (
         ({"draws": 0}, "draws must be a whole number of at least 1"),
         ({"average": "layers"}, "'parameters', 'filters'"),
-        ({"leave_out": "9.weight"}, "no parameter '9.weight'; did you mean"),
+        ({"leave_out": "9.weight"}, "no parameter is called '9.weight'; did you mean"),
         ({"leave_out": "*"}, "no parameters are left"),
         ({"max_rows": 0}, "max_rows must be"),
     ):

@@ -263,8 +263,8 @@ def test_sketches_of_one_model_on_several_data(net: nn.Module, tmp_path: Path) -
         (lambda net, x: sosie.transfer([net, mlp(1).double()], iter([x])), "read again"),
         (lambda net, x: sosie.transfer([net, net], [x]), "given twice"),
         (lambda net, x: sosie.transfer(sosie.sketch(net, [x], kernels="features")), "no gradients"),
-        (lambda net, x: sosie.transfer(sosie.sketch(net, [x]), [x]), "hold all that is needed"),
-        (lambda net, x: sosie.transfer(sosie.sketch(net, [x]), seed=1), "hold all that is needed"),
+        (lambda net, x: sosie.transfer(sosie.sketch(net, [x]), [x]), "sketches need no data"),
+        (lambda net, x: sosie.transfer(sosie.sketch(net, [x]), seed=1), "sketches need no data"),
         (lambda net, x: sosie.transfer(sosie.sketch(wide(), [x], kernels="gradients", sites=["1"])), "hadamard"),
     ],
 )  # fmt: skip

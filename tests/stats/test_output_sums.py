@@ -57,7 +57,7 @@ def test_a_kind_that_is_given_is_taken() -> None:
 def test_the_first_batch_decides_and_later_ones_must_agree() -> None:
     reader = Reader("net")
     assert reader.read(LOGITS.softmax(1)).kind == "probabilities"
-    with pytest.raises(ValueError, match=r"net: 4 of 4 rows are no probabilities.*say kind='logits'"):
+    with pytest.raises(ValueError, match=r"net: 4 of 4 rows are not probabilities.*set kind='logits'"):
         reader.read(2 * LOGITS.abs() + 1)
     with pytest.raises(ValueError, match="net: 2 outputs per input, but 3 in an earlier batch"):
         reader.read(torch.tensor([[0.5, 0.5]]))

@@ -64,7 +64,7 @@ def test_shuffled_alignment_of_all_rows(kind: type[Alignment], widths: tuple[int
     xs = [torch.randn(30, w, generator=random, dtype=torch.float64) + 1 for w in widths]
     ys = [x.cos() for x in xs] + [xs[0]]
     shuffles = [drawn(30, k) for k in range(3)]
-    found = Sample.of(xs, ys).shuffled_alignment(kind, shuffles)
+    found = Sample.of(xs, ys).grams.shuffled(kind, shuffles)
     for k, shuffle in enumerate(shuffles):
         expected = Sample.of(xs, [y[shuffle.order] for y in ys]).alignment(kind)
         assert torch.allclose(found.xy[k], expected.xy)

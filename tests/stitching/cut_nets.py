@@ -82,7 +82,7 @@ class BatchSize(nn.Module):
 
 
 class InPlace(nn.Module):
-    """Goes on in place after `fc`, and only the side effect counts."""
+    """Continues in place after `fc`, so that only the side effect counts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class InPlace(nn.Module):
 
     def forward(self, x):
         y = self.fc(torch.sigmoid(self.low(x)))
-        self.relu(y)  # what it returns is not used
+        self.relu(y)  # the return value is not used
         return y + 1
 
 
@@ -117,7 +117,7 @@ class Pair(nn.Module):
 
 
 class WithBuffer(nn.Module):
-    """A buffer and a parameter of the model's own above the site."""
+    """The model itself holds a buffer and a parameter above the site."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A model cut in two gives what the whole gives, forwards and backwards, and a cut that leaks is refused."""
+"""A model cut in two gives the outputs and gradients of the whole, and a cut that leaks is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cut_nets import BatchSize, Branches, InPlace, Remembers, Takes, UNet, WithB
 from stand_ins import Bert, ModelOutput, Plain, ResNet20, ResNet50, Skips, Twice
 from torch import nn
 
-from sosie.capture import SilentSite, UnknownSite, answer_in, watch
+from sosie.capture import SilentSite, SiteError, answer_in, watch
 from sosie.capture.batches import CallArguments
 from sosie.models import cifar_resnet, inception_v1, resnet18, tiny10, vgg11_bn, vit
 from sosie.stitching.cuts import Cut, LeakingCut
@@ -158,7 +158,7 @@ def test_a_cut_that_leaks_is_refused_by_name(build, options, site, says):
     cut = Cut(model, site, x)
     with pytest.raises(LeakingCut, match=says):
         cut.check(x)
-    # It still is what it says: the model's output with the activation in its place.
+    # It is still the model's output with the activation replaced.
     torch.testing.assert_close(cut.task(cut.representation(x), x), model(x), rtol=1e-10, atol=1e-12)
     assert cut.needs_input
     with pytest.raises(TypeError, match="input"):
@@ -206,7 +206,7 @@ def test_what_comes_after_in_place_changes_neither_the_activation_nor_its_gradie
         monkeypatch.setattr(Cut, "_run_above", _cannot)
     model, x = made(InPlace), rows()
     cut = Cut(model, "fc", x)
-    assert cut._stands_still == still
+    assert cut._replays == still
     leaf = cut.representation(x).detach().requires_grad_()
     kept = leaf.detach().clone()
     answer = cut.task(leaf, x)
@@ -480,16 +480,16 @@ def test_a_site_that_the_answer_does_not_use_leaks():
     model, x = made(Unused), rows()
     with pytest.raises(LeakingCut, match="main"):
         Cut(model, "side", x).check(x)
-    Cut(model, "main", x).check(x)  # the answer is the first part; what else is returned does not count
+    Cut(model, "main", x).check(x)  # the answer is the first part; other outputs do not count
 
 
 def test_errors_say_what_to_do():
     model, x = made(ResNet20), images()
-    with pytest.raises(UnknownSite, match=r"did you mean 'layer2.0'"):
+    with pytest.raises(SiteError, match=r"did you mean 'layer2.0'"):
         Cut(model, "layer2.00", x)
-    with pytest.raises(UnknownSite, match=r"no module is called 'layer\*'"):
+    with pytest.raises(SiteError, match=r"no module is called 'layer\*'"):
         Cut(model, "layer*", x)
-    with pytest.raises(UnknownSite, match="one site"):
+    with pytest.raises(SiteError, match="one site"):
         Cut(model, ["layer1", "layer2"], x)
     with pytest.raises(TypeError, match=r"Cut\(model, site, x\)"):
         Cut(model, "layer2")
@@ -497,7 +497,7 @@ def test_errors_say_what_to_do():
         Cut(model, "layer2", x).check(x[:1].expand(2, -1, -1, -1))
     with pytest.raises(ValueError, match="no inputs"):
         Cut(model, "layer2", x[:0])
-    assert "layer2: task map by what follows" in repr(Cut(model, "layer2", x))
+    assert "layer2: task map by the modules above" in repr(Cut(model, "layer2", x))
 
 
 def test_a_model_that_is_random_in_eval_is_refused():

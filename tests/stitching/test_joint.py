@@ -1,4 +1,4 @@
-"""The layer between two networks: every change of shape by its rule."""
+"""The layer between two networks: every change of shape follows its rule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joint sums: the same as NumPy's covariances, however the rows are cut up, ordered and shifted."""
+"""Joint sums equal NumPy's covariances, however the rows are split, ordered and shifted."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_precision_is_the_finer_of_the_two_and_tells_the_tolerance() -> None:
     assert JointSums.of(a, b, PAIRS).joint(0, 1).tolerance == 1e-10
     found = JointSums.of({k: x.float() for k, x in a.items()}, {k: x.float() for k, x in b.items()}, PAIRS)
     assert found.joint(0, 1).tolerance == 1e-6
-    with pytest.raises(ValueError, match="other sites or precisions"):
+    with pytest.raises(ValueError, match="differ in sites or precision"):
         found.merge(JointSums.of(a, b, PAIRS, torch.float64))
 
 

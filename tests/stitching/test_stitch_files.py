@@ -1,4 +1,4 @@
-"""Saved stitches: read back exactly, of the same models only, and refused in words when they are damaged."""
+"""Saved stitches: loaded exactly, for the same models only; damaged files are refused with a reason."""
 
 from __future__ import annotations
 

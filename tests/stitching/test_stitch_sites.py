@@ -1,4 +1,4 @@
-"""Stitching at many sites says what stitching at each says, and what compare says, in one pass."""
+"""Stitching at many sites gives, in one pass, the same values as stitching at each site, and as `compare`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_both_precisions_on_rows_that_are_hard_to_invert(batch: int) -> None:
 
 
 def _in_float64(a: nn.Module, b: nn.Module, x: Tensor, batch: int, precision: str) -> tuple[Tensor, Tensor]:
-    """The fit before it is rounded to the network's own precision."""
+    """The fit before rounding to the precision of the network."""
     from sosie.linalg import fit
     from sosie.stitching.cuts import CutModel
     from sosie.stitching.joint import Form, Joint, sums_of_pairs
@@ -117,7 +117,7 @@ def test_trained_pairs_are_what_single_stitches_are() -> None:
     a, b, test = cnn(0), cnn(1), labelled(60, seed=3)
     way = TaskLoss(epochs=2, batch=30, rate=0.02, start="identity", validation=test)
     sites = ["0", "3"]
-    # Batches that can be read once only.
+    # Batches that can be read only once.
     c = sosie.stitch_sites(a, b, iter(labelled()), test=test, sites_a=sites, sites_b=sites, fit=way)
     untrained = sosie.stitch_sites(a, b, labelled(), test=test, sites_a=sites, sites_b=sites, fit="identity")
     for i, site in enumerate(sites):
@@ -169,7 +169,7 @@ class Residual(nn.Module):
 
 
 class WithPlaces(nn.Module):
-    """One of its layers gives a table of positions, which has no row per input."""
+    """One of the layers returns a table of positions, without one row per input."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Stitched networks: the joint is the exact fit, and the whole does what its parts say."""
+"""Stitched networks: the joint is the exact fit, and the whole network computes what its parts do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nets import cnn
 from torch import Tensor, nn
 
 import sosie
-from sosie.capture import UnknownSite
+from sosie.capture import SiteError
 from sosie.models import small_cnn, vit
 from sosie.stitching.cuts import LeakingCut
 
@@ -115,7 +115,7 @@ def test_what_cannot_be_stitched_is_refused() -> None:
     x = torch.randn(30, 6)
     with pytest.raises(LeakingCut, match="two"):
         sosie.stitch(Residual(), "one", Residual(), "two", x)
-    with pytest.raises(UnknownSite):
+    with pytest.raises(SiteError):
         sosie.stitch(Residual(), "onne", Residual(), "head", x)
     with pytest.raises(ValueError, match="no fit is called"):
         sosie.stitch(Residual(), "one", Residual(), "head", x, fit="least_square")
@@ -126,7 +126,7 @@ def test_what_cannot_be_stitched_is_refused() -> None:
 
 
 class Batchwise(nn.Module):
-    """Takes the mean of the batch off, so that an answer depends on the other inputs."""
+    """Subtracts the mean of the batch, so that an answer depends on the other inputs."""
 
     def __init__(self) -> None:
         super().__init__()

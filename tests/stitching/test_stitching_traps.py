@@ -1,8 +1,9 @@
-"""Data and models that once made a stitch wrong without a word."""
+"""Data and models that once made a stitch wrong without an error."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -101,7 +102,7 @@ def test_labels_of_other_classes_are_no_accuracy_of_zero(moved: int) -> None:
 
 
 class TestPadding:
-    """Padded tokens are no rows: what stands there, and how much of it, does not matter."""
+    """Padded tokens are not rows: their content and number do not matter."""
 
     site = "encoder.layer.0"
 
@@ -117,7 +118,7 @@ class TestPadding:
             tokens = [model(**batch, output_hidden_states=True).hidden_states[1][keep] for model in (a, b)]
         found = sosie.stitch(a, self.site, b, self.site, [batch], precision="float64")
         assert found.n == int(keep.sum())
-        # A layer norm leaves rows of no full rank: not the layer but the fitted values are determined.
+        # After a layer norm the rows lack full rank: only the fitted values are determined, not the layer.
         expected, fitted = least_squares(*tokens), layer(found)
         assert torch.allclose(*(tokens[0] @ each[:, :-1].T + each[:, -1] for each in (expected, fitted)), atol=1e-8)
 
@@ -149,7 +150,7 @@ class TestPadding:
         padded = token_batch()
         with pytest.raises(ValueError, match="padding would count"):
             sosie.stitch(bert(0), self.site, Short(), "first", [padded])
-        # Nor is it counted where the fit saw none of it.
+        # It is not counted either if the fit had no padding.
         whole = {**padded, "attention_mask": torch.ones_like(padded["attention_mask"])}
         fitted = sosie.stitch(bert(0), self.site, Short(), "first", [whole])
         assert torch.isfinite(fitted.model(whole)).all()
@@ -174,3 +175,39 @@ def test_networks_may_differ_in_precision() -> None:
         assert answers.dtype == torch.float32
         torch.testing.assert_close(answers, plain.model(x), rtol=off, atol=off)
     assert coarse[0].weight.dtype == torch.bfloat16
+
+
+class Halved(nn.Module):
+    """Halves its input, in place or not."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.layers, self.in_place = mlp(0).double(), in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x.mul_(0.5) if self.in_place else x * 0.5)
+        return out
+
+
+def test_a_model_that_changes_its_input_in_place_is_stitched() -> None:
+    other, x = mlp(1, 6).double(), rows()
+    for a_first in (True, False):
+        models = [Halved(in_place) for in_place in (True, False)]
+        pairs = [((m, "layers.2", other, "2") if a_first else (other, "2", m, "layers.2")) for m in models]
+        one, two = (layer(sosie.stitch(*pair, x)) for pair in pairs)
+        assert torch.equal(one, two)
+    assert torch.equal(x, rows())
+
+
+@pytest.mark.parametrize("batch", [1, 20])
+@pytest.mark.parametrize("fit", ["least_squares", "task_loss(epochs=2)"])
+def test_a_loader_that_fills_one_buffer_again_and_again(batch: int, fit: str) -> None:
+    a, b, x = mlp(0).double(), mlp(1, 6).double(), rows(60)
+
+    def batches() -> Iterator[Tensor]:
+        buffer = torch.empty(batch, 5, dtype=torch.float64)
+        for part in x.split(batch):
+            yield buffer.copy_(part)
+
+    found, expected = (sosie.stitch(a, "2", b, "2", data, fit=fit) for data in (batches(), list(x.split(batch))))
+    assert torch.equal(layer(found), layer(expected))

@@ -1,4 +1,4 @@
-"""Task-loss matching: the joint is what a plain loop would train, alone or among many, and nothing else is touched."""
+"""Task-loss matching: the joint equals that of a plain training loop, alone or among many, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_joint_that_diverges_stops_and_the_others_go_on() -> None:
 
 
 def test_a_loss_that_breaks_late_keeps_the_best_epoch() -> None:
-    calls = 0  # three at the start, three an epoch
+    calls = 0  # three at the start, three per epoch
 
     def breaks(outputs: Tensor, batch: Tensor) -> Tensor:
         nonlocal calls

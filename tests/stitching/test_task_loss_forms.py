@@ -21,14 +21,14 @@ def images(n: int = 40, size: int = 6) -> Tensor:
 
 
 def check(found: list[Any], x: Any) -> None:
-    """What was trained is what is evaluated: the losses agree, up to what the layer moved in its last epoch."""
+    """The trained network is evaluated: the losses agree, up to the change of the layer in its last epoch."""
     assert found[1].history[-1]["loss"] < found[1].history[0]["loss"], "a random start can only get better"
     for each in found:
         assert each.evaluate(x)["cross_entropy"] == pytest.approx(each.history[-1]["loss"], abs=0.05)
 
 
 class Views(nn.Module):
-    """Does what maps laid out channels last do not bear."""
+    """Does an operation that fails for channels-last maps."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def test_other_widths_and_sizes() -> None:
 
 
 def test_the_start_in_the_stack_is_the_stitched_network() -> None:
-    """Rows, folded and unfolded, are what the joint itself does."""
+    """Folding and unfolding rows gives the same as the joint itself."""
     x = images(40, 28)
     torch.manual_seed(0)
     conv, transformer = small_cnn(), vit(size=28, patch=7, channels=1, width=16, depth=2, heads=2, classes=10)
@@ -79,7 +79,7 @@ def test_the_start_in_the_stack_is_the_stitched_network() -> None:
 
 
 class Masked(nn.Module):
-    """Averages the tokens that its padding mask leaves: B's upper part needs the mask of every input."""
+    """Averages the tokens that are not padding: B's upper part needs the mask of every input."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()

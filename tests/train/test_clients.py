@@ -76,7 +76,7 @@ def test_what_is_wrong_is_said() -> None:
     train, test, tasks = torch.arange(4).view(2, 2), torch.arange(4, 8).view(2, 2), torch.zeros(2)
     Clients(images, y, train, test, tasks)
     assert torch.equal(Clients(images, y, list(train), test, tasks).train, train)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"train: clients have \[1, 2\] images; .* drop some images"):
+    with pytest.raises(ValueError, match=r"train: clients have \[1, 2\] images, .* drop some images"):
         Clients(images, y, [torch.tensor([0, 1]), torch.tensor([2])], test, tasks)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"train: need the numbers of images as \(clients, n\)"):
         Clients(images, y, torch.empty(0, 2, dtype=torch.long), test, tasks)

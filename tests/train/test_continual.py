@@ -170,7 +170,7 @@ def test_bad_input_is_told_in_words(tasks: list[Task]) -> None:
         ((images, labels[1:], *test), "task 1 needs as many labels"),
         ((images, labels + 5, *test), "counted from 0"),
         ((images, labels * 0, *test), "two or more"),
-        ((images, labels, test[0], test[1] + 1), "tested 1 to 2"),
+        ((images, labels, test[0], test[1] + 1), "test labels 1 to 2"),
     ):
         with pytest.raises(ValueError, match=words):
             learn_tasks(make, [tasks[0], wrong], **GIVEN)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sosie.capture import SilentSite, UnknownSite
+from sosie.capture import SilentSite, SiteError
 from sosie.models import small_cnn
 from sosie.train import Attached, Decorrelation, Recipe, decorrelation, fit
 
@@ -153,7 +153,7 @@ def test_nothing_fired_and_no_such_site() -> None:
         model(torch.ones(2, 3))
         with pytest.raises(SilentSite, match="unused"):
             penalty()
-    with pytest.raises(UnknownSite, match="used"), Decorrelation(model, "usd"):
+    with pytest.raises(SiteError, match="used"), Decorrelation(model, "usd"):
         pass
 
 

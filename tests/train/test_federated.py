@@ -221,7 +221,7 @@ def test_what_is_wrong_is_said() -> None:
         simulate(make, clients, "fedavgg", **WAY)
     with pytest.raises(ValueError, match="fedprox has no option 'lam'; it has mu"):
         simulate(make, clients, "fedprox(lam=1)", **WAY)
-    with pytest.raises(ValueError, match=r"share=0\.1 of 4 clients is 0\.4 of them: nobody .* at least 0\.25"):
+    with pytest.raises(ValueError, match=r"share=0\.1 of 4 clients is 0\.4 of them, so nobody .* at least 0\.25"):
         simulate(make, clients, "fedavg", **{**WAY, "share": 0.1})
     with pytest.raises(ValueError, match="at most 1"):
         simulate(make, clients, "fedavg", **{**WAY, "share": 1.5})

@@ -145,7 +145,7 @@ def test_members_with_other_batches_are_refused() -> None:
     with Penalty(members, sites=["1"], rows=None, every=1) as penalty:
         for member, count in zip(members, (12, 7), strict=True):
             member(inputs(count))
-        with pytest.raises(ValueError, match=r"'1 of model 0' gives 12 rows and '1 of model 1' 7: .* the same inputs"):
+        with pytest.raises(ValueError, match=r"'1 of model 0' gives 12 rows and '1 of model 1' 7, .* the same inputs"):
             penalty()
 
 

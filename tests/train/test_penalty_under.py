@@ -176,7 +176,7 @@ def test_the_model_is_left_as_found_and_nothing_is_held() -> None:
         gc.collect()
         hooks = penalty._hooks[0]
         assert not hooks._calls
-        assert not hooks._changes._live
+        assert not hooks._live
         with pytest.raises(RuntimeError, match="since the last step"):
             penalty()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

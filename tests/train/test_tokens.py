@@ -109,7 +109,7 @@ def test_what_cannot_be_trained_is_refused() -> None:
     model = dynamic()
     with pytest.raises(TypeError, match="need a dynamic_vit, got VisionTransformer"):
         TokenPenalty(vit(**SMALL))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="keep=1 drops nothing"):
+    with pytest.raises(ValueError, match="keep=1 drops no tokens"):
         TokenPenalty(dynamic(keep=1.0))
     with pytest.raises(ValueError, match="the model itself"):
         TokenPenalty(model, model)
@@ -156,7 +156,7 @@ def test_what_cannot_be_calibrated_is_refused() -> None:
         calibrate_tokens(single, images())
     model, odd = dynamic(), images()
     odd[3, 0, 0, 0] = torch.nan
-    with pytest.raises(ValueError, match="tokens have values that are NaN or infinite"):
+    with pytest.raises(ValueError, match="tokens are NaN or infinite"):
         calibrate_tokens(model, odd)
     assert not model.calibrated_on
     assert not model.likeness.any()

@@ -1,4 +1,4 @@
-"""Small networks with every kind of connection that matching has to follow."""
+"""Small networks with every kind of connection that matching must follow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def members_of(axes: WeightAxes, group: str) -> list[tuple[str, int]]:
 
 
 def seeded(model: nn.Module, seed: int = 0) -> nn.Module:
-    """Random weights, batch norms and running statistics too, so that each neuron has something of its own."""
+    """Random weights, batch norms and running statistics, so that all neurons differ."""
     random = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -43,7 +43,7 @@ def mlp() -> nn.Module:
 
 
 def vgg_like() -> nn.Module:
-    """Batch norm, pooling, and a flatten that leaves each channel in 16 places."""
+    """Batch norm, pooling, and a flatten that spreads each channel over 16 places."""
     return nn.Sequential(
         *(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
         *(nn.Conv2d(8, 10, 3, padding=1), nn.BatchNorm2d(10), nn.LeakyReLU(0.2, inplace=True), nn.AvgPool2d(4)),
@@ -103,7 +103,7 @@ class WrittenInto(nn.Module):
 
 
 class Sorted(nn.Module):
-    """Sorts its neurons: no order of them is left to choose, but no rule says so."""
+    """Sorts its neurons: their order cannot be changed, though no rule says so."""
 
     def __init__(self) -> None:
         super().__init__()

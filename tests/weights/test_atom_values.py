@@ -27,7 +27,7 @@ LAYERS = ["conv1", "conv2", "conv3", "conv4"]
 
 
 def family(count: int, atoms: int = 6, by: float = 0.3) -> list[nn.Module]:
-    """A model in atom form, then others that have its coefficients and other atoms."""
+    """A model in atom form, then others with its coefficients and different atoms."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         first = small_cnn(width=4, atoms=atoms).eval()
@@ -92,7 +92,7 @@ def test_spans_do_not_depend_on_coefficients() -> None:
     assert value[1, 3] == pytest.approx(sosie.measure("atom_grassmann", x, y), abs=1e-10)
     # The first layer has four kernels, so four atoms.
     assert np.isnan(value[0, 1:]).all()
-    assert any("numbers or sizes of atoms" in caveat.text for caveat in found["atom_grassmann"].caveats)
+    assert any("number or size of atoms" in caveat.text for caveat in found["atom_grassmann"].caveats)
 
 
 def test_as_many_atoms_as_entries_have_no_grassmann() -> None:
@@ -135,7 +135,7 @@ def test_all_pairs_come_from_one_table(name: str, monkeypatch: pytest.MonkeyPatc
     some = sosie.compare_weights(models, measures=[name], sites_a=["conv2", "conv3"])
     assert some.matrix(name)[1, 2] == pytest.approx(np.nanmean(np.diag(some[1, 2].matrix(name))), abs=1e-12)
     mixed = sosie.compare_weights(models, measures=[name], sites_a=["conv2", "all"])
-    assert mixed.matrix(name)[1, 2] == pytest.approx(mixed[1, 2].matrix(name)[0, 0], abs=1e-12)  # all is no layer
+    assert mixed.matrix(name)[1, 2] == pytest.approx(mixed[1, 2].matrix(name)[0, 0], abs=1e-12)  # "all" is not a layer
 
 
 def test_a_pair_without_value_does_not_cost_the_others() -> None:
@@ -161,7 +161,7 @@ def test_coefficients_that_are_not_shared_are_refused() -> None:
         sosie.compare_weights(a, b, measures="atom_cosine")  # the rounding of a copy
         b.conv3.coefficients *= 1.5
     with pytest.raises(
-        ValueError, match=r"conv3: .* do not share their coefficients: these differ by 0\.5 of .*joint=9"
+        ValueError, match=r"conv3: .* do not share their coefficients, which differ by 0\.5 of .*joint=9"
     ):
         sosie.compare_weights(a, b, measures="atom_cosine")
     share_coefficients(a, [b])
@@ -173,8 +173,8 @@ def test_coefficients_that_are_not_shared_are_refused() -> None:
     [
         (lambda: small_cnn(width=4, atoms=5), r"conv2: .* atoms of 6 × 3 × 3 and .* of 5 × 3 × 3"),
         (lambda: small_cnn(width=6, atoms=6), r"conv1: .* atoms of 4 × 3 × 3 and .* of 6 × 3 × 3"),
-        (lambda: small_cnn(width=4), r"has no layer of atoms; joint=m decomposes .*decompose\(model, m\)"),
-        (lambda: with_atoms(nn.Sequential(nn.Conv2d(3, 4, 3)), 6), r"no layer of atoms of one name"),
+        (lambda: small_cnn(width=4), r"has no layer of atoms: joint=m decomposes .*decompose\(model, m\)"),
+        (lambda: with_atoms(nn.Sequential(nn.Conv2d(3, 4, 3)), 6), r"no layer of atoms in common"),
     ],
 )
 def test_models_that_cannot_share_are_refused(other: object, message: str) -> None:

@@ -1,4 +1,4 @@
-"""What an axis is made of, and what one forward says about the axes of weights."""
+"""The parts of an axis, and the axes of weights as read from one forward."""
 
 from __future__ import annotations
 

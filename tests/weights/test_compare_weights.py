@@ -1,4 +1,4 @@
-"""Weights compared without data: what leaves the value as it is, what does not, and where it is blind."""
+"""Weights compared without data: changes that keep the value, changes that do not, and blind spots."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Wrapped(nn.Module):
         return self.inside(x)
 
 
-# What does not change the value
+# Changes that keep the value
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_folding_batch_norm_into_the_convolution_changes_nothing() -> None:
     b[1] = nn.Identity()
     found = sosie.compare_weights(a, b, input_shape=(2, 8, 8))
     assert whole(found) == pytest.approx(1, abs=1e-6)
-    assert found.matrix()[0, 0] < 0.999  # the convolution alone is another map
+    assert found.matrix()[0, 0] < 0.999  # the map of the convolution alone differs
 
 
-# What does
+# Changes that do not
 
 
 @pytest.mark.parametrize("group", [invertible, scaled_permutation])
@@ -123,7 +123,7 @@ def test_more_noise_is_less_alike() -> None:
     assert values[-1] < 0.8
 
 
-# Where it is blind, or sees what does not matter
+# Where it is blind, or sensitive to irrelevant changes
 
 
 def agreement(a: nn.Module, b: nn.Module, x: Tensor) -> float:
@@ -155,7 +155,7 @@ def test_sees_weights_on_entries_that_are_never_lit() -> None:
     assert whole(sosie.compare_weights(a, b)) < 0.4
 
 
-# The same value by every way
+# The same value by all methods
 
 
 @pytest.mark.parametrize("sizes", [([20, 12, 9, 5], [20, 30, 7]), ([6, 12, 4], [6, 12, 8, 4])], ids=str)
@@ -262,13 +262,13 @@ def test_unrelated_networks_are_at_chance_and_copies_are_not() -> None:
     assert apart.p.diagonal().min() > 0.05
     assert same.p.diagonal().max() < 0.05
     assert apart.null is not None
-    assert apart.null[0, 0] > 0.2  # two convolutions are alike whatever their weights
+    assert apart.null[0, 0] > 0.2  # two convolutions are similar whatever their weights
     plain = sosie.compare_weights(a, b, input_shape=(2, 8, 8))["wcka"]
     assert plain.null is None
     assert any("convolutions alone" in caveat.text for caveat in plain.caveats)
 
 
-# As any result
+# Like any result
 
 
 def test_a_result_like_any_other(tmp_path: object) -> None:
@@ -284,7 +284,7 @@ def test_a_result_like_any_other(tmp_path: object) -> None:
 
 @pytest.mark.parametrize("measure", ["wcka", "wcka_uncentred"])
 def test_the_matrix_of_models_is_that_of_their_pairs(measure: str) -> None:
-    """Chains of two shapes and a network that is none, in an order that mixes them: tables are made group by group."""
+    """Chains of two shapes and a network that is not a chain, interleaved: tables are made by group."""
     norm = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2)).eval()
     sizes = [[6, 4, 2], [6, 5, 3, 2], [6, 4, 2], [6, 5, 3, 2]]
     models = [dense(each, seed=seed) for seed, each in enumerate(sizes)]
@@ -306,5 +306,5 @@ def test_matching_is_no_matter_to_wcka_and_that_is_said() -> None:
     assert isinstance(plain, Comparison)
     assert isinstance(matched, Comparison)
     assert np.array_equal(plain.matrix(), matched.matrix())
-    assert any("in any order" in caveat.text for caveat in matched["wcka"].caveats)
-    assert not any("in any order" in caveat.text for caveat in plain["wcka"].caveats)
+    assert any("order of neurons" in caveat.text for caveat in matched["wcka"].caveats)
+    assert not any("order of neurons" in caveat.text for caveat in plain["wcka"].caveats)

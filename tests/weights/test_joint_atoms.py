@@ -1,4 +1,4 @@
-"""Models that never shared anything: one set of coefficients for all, or a basis that each layer has itself."""
+"""Models that share nothing: one set of coefficients for all, or each layer's own basis."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_chance_is_what_shuffled_weights_give() -> None:
     itself = sosie.compare_weights(a, copy.deepcopy(a), measures="atom_cosine", joint=18, null="weights", draws=3)
     assert np.diag(itself.matrix()) == pytest.approx(1, abs=1e-12)
     assert np.abs(np.diag(itself["atom_cosine"].null)).max() < 0.5
-    # Matching finds a likeness in anything, and few common directions hold just that.
+    # Matching makes any weights similar, and a few common directions hold just that similarity.
     levels = []
     for atoms in (18, 3):
         found = sosie.compare_weights(
@@ -196,7 +196,7 @@ def test_kernels_of_other_sizes_have_none() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"joint": 0}, "a number of atoms, or 'polar', got 0"),
+        ({"joint": 0}, "got 0: a number of atoms, or 'polar'"),
         ({"joint": True}, "got True"),
         ({"joint": "qr"}, "got 'qr'"),
         ({"joint": 4, "measures": "weight_cosine"}, "joint= is for atom_cosine"),

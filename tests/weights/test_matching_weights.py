@@ -1,4 +1,4 @@
-"""A copy whose neurons are in another order is brought back exactly; what is not understood is named."""
+"""A copy with reordered neurons is matched exactly; axes that are not understood are named."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ nets = pytest.mark.parametrize("make", NETS.values(), ids=NETS)
 
 
 def shuffled(model: nn.Module, seed: int = 3) -> nn.Module:
-    """The same network with its neurons in another order."""
+    """The same network with reordered neurons."""
     axes = checked_axes(model, example_input(model))
     return with_orders(model, axes, random_orders(axes, torch.Generator().manual_seed(seed)))
 
@@ -116,7 +116,7 @@ def test_what_is_not_understood_is_fixed_and_named(make: Callable[[], nn.Module]
 
 
 def test_a_group_that_changes_the_function_is_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rule that lies (sorting keeps axes as they are) is found out by trying."""
+    """A wrong rule (sorting keeps axes as they are) is detected by the check."""
     from sosie.weights import axes as rules
 
     monkeypatch.setitem(rules.RULES, "sort", rules._same)
@@ -168,4 +168,4 @@ def test_an_answer_that_never_varies_is_a_caveat() -> None:
     model = mlp()
     with torch.no_grad():
         model[6].weight.zero_()
-    assert "could not be checked" in match_weights(model, model).caveats[-1]
+    assert "the same answer" in match_weights(model, model).caveats[-1]

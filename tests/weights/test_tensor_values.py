@@ -43,7 +43,7 @@ def test_every_pair_of_layers_of_one_shape() -> None:
         defined = np.isfinite(found.value)
         assert defined[:2, :2].all()
         assert not defined[:2, 2:].any()
-        assert any("one shape" in caveat.text for caveat in found.caveats)
+        assert any("differ in shape" in caveat.text for caveat in found.caveats)
         for i, x in enumerate((a[0], a[2])):
             for j, y in enumerate((b[0], b[2])):
                 pair = TensorPair(x.weight.detach().double(), y.weight.detach().double())
@@ -68,7 +68,7 @@ def test_matching_is_reported_beside_the_weights_as_they_are() -> None:
     ]
     assert np.diag(values["weight_cosine"].value).max() < 0.9
     assert np.diag(values["weight_cosine after matching"].value) == pytest.approx(1, abs=1e-12)
-    # Layers whose neurons alone changed places, or whose inputs did as well, have the spectra they had.
+    # Reordering the neurons of a layer, or its inputs too, does not change the spectrum.
     assert np.nanmax(np.diag(values["spectrum_distance"].value)) < 1e-6
 
 
@@ -144,7 +144,7 @@ def test_bad_input_is_an_error_in_words() -> None:
     with pytest.raises(TypeError, match="give models, not state dicts"):
         tensor_values(a.state_dict(), b, match="weights")
     less = {name: tensor for name, tensor in a.state_dict().items() if name != "2.bias"}
-    with pytest.raises(ValueError, match=r"A and the base are not of one architecture: only A has 2\.bias"):
+    with pytest.raises(ValueError, match=r"A and the base differ in architecture: only A has 2\.bias"):
         tensor_values(a, b, base=less)
     with pytest.raises(ValueError, match=r"only the base has 7\.weight"):
         tensor_values(a, b, base={**a.state_dict(), "7.weight": torch.ones(2, 2)})
@@ -157,7 +157,7 @@ def test_bad_input_is_an_error_in_words() -> None:
 def test_unlike_architectures_have_no_value_for_all() -> None:
     _, _, values = tensor_values(mlp(), vgg_like())
     assert np.isnan(values["weight_cosine"].value).all()
-    assert any("A has other parameters" in caveat.text for caveat in values["weight_cosine"].caveats)
+    assert any("differ from those of A" in caveat.text for caveat in values["weight_cosine"].caveats)
 
 
 def test_weights_that_a_layer_computes_are_compared_as_it_computes_them():

@@ -1,4 +1,4 @@
-"""Weights that cannot be compared are refused in words."""
+"""Weights that cannot be compared are refused with a reason."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_images_and_their_entries_in_a_row_are_one_input() -> None:
 
 def test_what_cannot_be_linearised_is_named() -> None:
     model = nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.Linear(4, 2))
-    with pytest.raises(ValueError, match=r"Sequential \(A\): site '2' is no linear map .* '1' \(LayerNorm\)"):
+    with pytest.raises(ValueError, match=r"Sequential \(A\): site '2' is not a linear map .* '1' \(LayerNorm\)"):
         sosie.compare_weights(model, dense([6, 2]))
     assert sosie.compare_weights(model, dense([6, 2]), sites_a="0").sites_a == ["0"]
 
@@ -73,7 +73,7 @@ def test_inputs_that_nothing_tells_are_asked_for() -> None:
 
 
 def test_state_dicts_and_files_that_do_not_fit(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="a state dict does not say how its tensors are joined"):
+    with pytest.raises(TypeError, match="a state dict does not say how its tensors are connected"):
         sosie.compare_weights(dense([6, 2]).state_dict(), dense([6, 2]))
     code = tmp_path / "net.py"
     code.write_text(
@@ -97,7 +97,7 @@ def test_state_dicts_and_files_that_do_not_fit(tmp_path: Path) -> None:
         ({"measures": "linear_cka"}, "linear_cka: of layers.*use compare"),
         ({"measures": []}, "no measures asked for"),
         ({"probes": 10}, "probes must be a whole number of at least 256"),
-        ({"null": "permutation"}, "'weights', or None"),
+        ({"null": "permutation"}, "'weights' or None"),
         ({"match": "rows"}, "match must be .*'rows'"),
         ({"base": dense([6, 2])}, "base= is for measures of tensors"),
         ({"sites_a": "nothing"}, "no module is called 'nothing'"),

@@ -109,9 +109,9 @@ def test_what_a_model_does_not_have_is_absent_with_the_reason() -> None:
 
     found = fingerprint(Normed(), torch.randn(9, 6, generator=torch.Generator().manual_seed(0)))
     assert list(found.vectors) == ["cka"]
-    assert "no linear map" in found.absent["weights"]
+    assert "not a linear map" in found.absent["weights"]
     assert "no layer of filter atoms" in found.absent["atoms"]
-    with pytest.raises(NotComparable, match="no linear map"):
+    with pytest.raises(NotComparable, match="not a linear map"):
         found.cosine(found, "weights")
     with pytest.raises(ValueError, match="nothing to make a fingerprint of"):
         fingerprint(Normed(), torch.randn(9, 6), kinds=["weights", "atoms"])

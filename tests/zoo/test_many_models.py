@@ -69,9 +69,9 @@ def test_from_some_size_on_landmarks_are_taken(tmp_path: Path, monkeypatch: pyte
 def test_where_all_are_landmarks_nothing_is_approximate(tmp_path: Path, k: int | None) -> None:
     similarity = square(new_zoo(tmp_path, 10).store.vectors("cka"))
     whole, found = of_all(similarity, k), of_some(np.arange(10), similarity, k)
-    np.testing.assert_array_equal(found.labels, whole.labels)
-    np.testing.assert_allclose(found.own, whole.own, atol=1e-12)
-    assert found.silhouette == pytest.approx(whole.silhouette, abs=1e-12)
+    np.testing.assert_array_equal(found[0], whole[0])
+    np.testing.assert_allclose(found[1], whole[1], atol=1e-12)
+    assert found[2] == pytest.approx(whole[2], abs=1e-12)
 
 
 def test_farthest_first(tmp_path: Path) -> None:

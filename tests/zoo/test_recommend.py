@@ -145,5 +145,5 @@ def test_models_are_opened_again_from_their_source(tmp_path: Path) -> None:
     assert {row["name"]: row["reason"] for row in zoo.recommend([x], trust=True)}["code"] is None
     with pytest.raises(ValueError, match="has no model 'nobody'"):
         zoo.recommend([x], models={"nobody": model})
-    with pytest.raises(TypeError, match="gone through again"):
+    with pytest.raises(TypeError, match="read again"):
         zoo.recommend(iter([x]))

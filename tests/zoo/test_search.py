@@ -140,11 +140,11 @@ def test_fingerprints_from_files_and_wrong_questions(tmp_path: Path) -> None:
     path = made(3).save(tmp_path / "print.safetensors")
     assert zoo.search(path, k=1).names == ["m3"]
     assert zoo.search(str(path), k=1).names == ["m3"]
-    with pytest.raises(ValueError, match="near it: m1"):
+    with pytest.raises(ValueError, match="did you mean 'm1'"):
         zoo.search("m11")
     with pytest.raises(ValueError, match="no linear form"):
         zoo.search("m2", kind="weights")
-    with pytest.raises(ValueError, match="has no site 'head'; it has layer0, layer1, layer2"):
+    with pytest.raises(ValueError, match="has no site 'head'; there are layer0, layer1, layer2"):
         zoo.search("m2", site="head")
     with pytest.raises(ValueError, match="one of 'model', 'layer', got 'colour'"):
         zoo.search("m2", by="colour")

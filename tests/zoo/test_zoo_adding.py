@@ -145,6 +145,29 @@ def test_the_very_model_is_not_fingerprinted_again(tmp_path: Path, monkeypatch: 
         zoo.add(net(1), "a")
 
 
+def test_the_same_weights_with_another_function_or_at_other_sites_are_not_the_same_model(tmp_path: Path) -> None:
+    zoo, net = new_zoo(tmp_path), nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4))
+    other = nn.Sequential(net[0], nn.ReLU(), net[2])
+    zoo.add(net, "net", sites=["2"])
+    with pytest.raises(ValueError, match=r"the same weights but other modules.*replace=True"):
+        zoo.add(other, "net", sites=["2"])
+    with pytest.raises(ValueError, match=r"other sites \(2; these are 0, 2\).*replace=True"):
+        zoo.add(net, "net", sites=["0", "2"])
+    found = zoo.add({"net": other})
+    assert "other modules" in found.failed["net"]
+    assert zoo.add({"net": net}).there == zoo.add({"net": net}, sites=["2"]).there == ("net",)
+    assert zoo.add({"net": other}, replace=True).added == ("net",)
+
+
+def test_a_zoo_of_before_knows_its_models_by_their_weights(tmp_path: Path) -> None:
+    zoo, net = new_zoo(tmp_path), nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4))
+    zoo.add(net, "net", sites=["2"])
+    with zoo.store.writing() as connection:  # as zoos were before they kept modules and sites
+        connection.execute("UPDATE models SET about = json_remove(about, '$.about.modules', '$.about.sites')")
+    assert zoo.add({"net": net}).there == zoo.add({"net": net}, sites="2").there == ("net",)
+    assert "other sites" in zoo.add({"net": net}, sites="0").failed["net"]
+
+
 def test_saved_fingerprints_are_added_as_they_are(tmp_path: Path) -> None:
     zoo = new_zoo(tmp_path)
     made(1).save(tmp_path / "one.safetensors")

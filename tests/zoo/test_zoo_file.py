@@ -122,7 +122,7 @@ def no_list(facts: dict[str, Any]) -> None:
     [
         (name, "separators"), (twice, "once"), (outside, "outside of the 9 rows"), (negative, "outside"),
         (others, "not those of the whole ones"), (kind, "KeyError"), (probe, "hash"), (size, "shape"),
-        (when, "isoformat"), (tags, "printable"), (digest, "two things"), (no_list, "a list"),
+        (when, "isoformat"), (tags, "printable"), (digest, "two digests"), (no_list, "a list"),
     ],
 )  # fmt: skip
 def test_facts_that_do_not_add_up(change: Callable[[dict[str, Any]], None], said: str, parts: Any) -> None:
@@ -138,7 +138,7 @@ def test_tensors_that_do_not_add_up(parts: Any) -> None:
         tensors["vectors.cka"][4, 0] = value
         refused(parts, said)
     tensors["vectors.cka"] = whole.astype("float64")
-    refused(parts, "not float32 rows")
+    refused(parts, "not float32")
     tensors["vectors.cka"] = whole
     tensors["vectors.weights"] = tensors["vectors.weights"][:1]
     refused(parts, "outside")

@@ -95,7 +95,7 @@ def test_parts_of_a_list(tmp_path: Path, wrong: dict[str, Any]) -> None:
 
 def test_wrong_questions(tmp_path: Path) -> None:
     zoo = new_zoo(tmp_path, 3)
-    with pytest.raises(ValueError, match="no site of m0 asked for; it has layer0"):
+    with pytest.raises(ValueError, match="no site of m0; it has layer0"):
         zoo.search("m0", site=[])
     with pytest.raises(FileNotFoundError, match=r"no file missing\.safetensors"):
         zoo.search("missing.safetensors")

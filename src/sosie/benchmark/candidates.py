@@ -18,11 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..checks import one_of
 from ..engine.evaluate import CONSTANT_IN_FLOAT32, check_widths, view_of
 from ..factory import is_factory, load_function
 from ..linalg import side_by_side
 from ..measures import MEASURES, Measure, find, snap_to_bounds
-from ..results import Closer, Comparison, Comparisons
+from ..results import Closer, Comparisons
 from ..stats import Alignment, Atoms, LinearMaps, PairedRows, Sample
 from ..weights import compare_weights
 from ..weights.tensors import ALL
@@ -33,13 +34,13 @@ Of = Literal["activations", "models"]
 
 @dataclass(frozen=True)
 class Candidate:
-    """A measure under test: what it compares, whether larger or smaller is closer, how many images it sees."""
+    """A measure under test: what it compares, its direction, and how many images it gets."""
 
     name: str
     of: Of
     closer: Closer | None  # None: not known yet
     run: Measure | Callable[[Any, Any], Any]
-    made_of: str  # tells versions of a user's function apart
+    made_of: str  # distinguishes versions of a user's function
     rows: int | None = None  # images at most
     notes: tuple[str, ...] = ()
 
@@ -68,11 +69,11 @@ def open_candidates(
     """The measures to test; None: all of sosie's measures of activations and of weights."""
     if measures is None:
         measures = [m for m in MEASURES.values() if not m.reads_outputs and m.reads is not Atoms]
-    several = measures if isinstance(measures, (list, tuple)) else [measures]
-    candidates = [_open(measure, scale, of, closer, rows) for measure in several]
+    measures = measures if isinstance(measures, (list, tuple)) else [measures]
+    candidates = [_open(measure, scale, of, closer, rows) for measure in measures]
     names = [candidate.name for candidate in candidates]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"{', '.join(twice)} given twice: two measures of one name cannot be told apart")
+        raise ValueError(f"{', '.join(twice)} given twice: every measure needs a name of its own")
     if not candidates:
         raise ValueError("no measures to test")
     return candidates
@@ -89,18 +90,16 @@ def _open(measure: Any, scale: Scale, of: Of | None, closer: Closer | None, rows
         function, name, digest = measure, getattr(measure, "__name__", type(measure).__name__), _source_digest(measure)
     else:
         raise TypeError(f"a measure is a name, file.py:function or a callable f(x, y), not {measure!r}")
-    kind = of or _declared(function, "of") or "activations"
-    if kind not in ("activations", "models"):
-        raise ValueError(f"a measure is of 'activations' or of 'models', not of {kind!r}")
-    way = closer or _declared(function, "closer")
-    if way not in ("up", "down", None):
-        raise ValueError(f"closer is 'up' (larger is more alike) or 'down', not {way!r}")
-    return Candidate(name, kind, way, function, digest, rows or scale.test)
+    kind: Any = one_of(of or _declared(function, "of") or "activations", "of", ("activations", "models"))
+    direction = closer or _declared(function, "closer")
+    if direction not in ("up", "down", None):
+        raise ValueError(f"closer must be 'up' (larger is more similar) or 'down', got {direction!r}")
+    return Candidate(name, kind, direction, function, digest, rows or scale.test)
 
 
 def _of_measure(measure: Measure, scale: Scale, rows: int | None) -> Candidate:
     if measure.reads_outputs:
-        raise ValueError(f"{measure.name} compares what models answer: that is what measures are held against here")
+        raise ValueError(f"{measure.name} compares the answers of models, which measures are held against here")
     if measure.reads is Atoms:
         raise ValueError(f"{measure.name} compares convolutions that share coefficients; networks here have none")
     of: Of = "models" if measure.reads_weights else "activations"
@@ -110,26 +109,26 @@ def _of_measure(measure: Measure, scale: Scale, rows: int | None) -> Candidate:
     if measure.base in SLOW and SLOW[measure.base][0] < most:
         most, why = SLOW[measure.base]
     if rows is not None:
-        most, why = min(rows, scale.test), "rows= says so"
+        most, why = min(rows, scale.test), "set by rows="
     limited = of == "activations" and most < scale.test
     notes = (f"sees at most {most} of {scale.test} images: {why}",) if limited else ()
     return Candidate(measure.name, of, measure.closer, measure, "sosie", most, notes)
 
 
 def _declared(function: Callable[..., Any], name: str) -> Any:
-    """What a function declares: `f.of`, `f.closer`, `f.takes`."""
+    """An attribute that a function may declare: `f.of`, `f.closer`, `f.takes`."""
     return getattr(function.func if isinstance(function, functools.partial) else function, name, None)
 
 
 def _source_digest(function: Callable[..., Any]) -> str:
-    """A digest of the function's source where it can be read; else its name."""
+    """A digest of the function's source if it can be read, otherwise its name."""
     try:
         return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()
     except (OSError, TypeError):
         return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(type(function)))}"
 
 
-# A measure's values over many pairs of networks; what belongs to one network is computed once
+# The values of a measure over many pairs of networks; the work on a single network is done once
 
 Pairs = Sequence[tuple[int, int]]
 OVER_BUDGET = "not reached within the scale's budget of seconds"
@@ -137,7 +136,7 @@ OVER_BUDGET = "not reached within the scale's budget of seconds"
 
 @dataclass
 class CandidateValues:
-    """Values in the order of the pairs, NaN where undefined, and how often for which reason."""
+    """Values in the order of the pairs, NaN if undefined, and the count of each reason."""
 
     values: np.ndarray
     reasons: Counter[str] = field(default_factory=Counter)
@@ -149,25 +148,25 @@ class CandidateValues:
 
 def values_of(
     candidate: Candidate,
-    things: Sequence[Any],
+    networks: Sequence[Any],
     pairs: Pairs,
     *,
     inputs: Tensor | None = None,
     rows: int | None = None,
     deadline: float = math.inf,
 ) -> CandidateValues:
-    """The values of pairs of (n, p) activations, or of networks; NaN, with the reason, where there is none.
+    """The values of pairs of networks, or of their (n, p) activations; NaN, with the reason, if undefined.
 
-    `inputs` are those of the networks, flattened, for measures that need them. `rows`: only the first so many, of
-    activations and inputs. `deadline`: the time (of `time.monotonic`) after which no further pair is begun.
+    `inputs` are those of the networks, flattened, for measures that need them. `rows`: use only the first rows of
+    activations and inputs. `deadline`: the time (of `time.monotonic`) after which no further pair is started.
     """
     if candidate.of == "activations":
-        things, inputs = [thing[:rows] for thing in things], None if inputs is None else inputs[:rows]
+        networks, inputs = [x[:rows] for x in networks], None if inputs is None else inputs[:rows]
     if not isinstance(candidate.run, Measure):
-        return _one_by_one(lambda i, j: candidate.value(things[i], things[j]), pairs, deadline)
+        return _one_by_one(lambda i, j: candidate.value(networks[i], networks[j]), pairs, deadline)
     if candidate.of == "models":
-        return _of_weights(candidate.run, things, pairs)
-    return _of_rows(candidate.run, things, pairs, inputs, deadline)
+        return _of_weights(candidate.run, networks, pairs)
+    return _of_rows(candidate.run, networks, pairs, inputs, deadline)
 
 
 def _of_rows(
@@ -175,20 +174,20 @@ def _of_rows(
 ) -> CandidateValues:
     sample = Sample.of(rows, rows, inputs=inputs if "inputs" in measure.needs else None)
     varies = (sample.spread[0] > CONSTANT_IN_FLOAT32).tolist()
-    every: Tensor | None = None  # the values of all pairs, of measures that give them at once
+    table: Tensor | None = None  # the values of all pairs, for measures that give them at once
 
     def value(i: int, j: int) -> float:
         check_widths(measure, rows[i].shape[1], rows[j].shape[1])
         if not (varies[i] and varies[j]):
             raise ValueError("the last hidden layer of a network does not vary over these images")
-        value = measure(view_of(measure.reads, sample, i, j)) if every is None else every[i, j]
+        value = measure(view_of(measure.reads, sample, i, j)) if table is None else table[i, j]
         if not bool(torch.isfinite(value)):
-            raise ValueError("nothing of one side is left once it is centred")
+            raise ValueError("one side is zero after centring")
         return float(snap_to_bounds(value, measure))
 
     with torch.no_grad():
         if issubclass(measure.reads, Alignment):
-            every = measure(sample.alignment(measure.reads)).cpu()
+            table = measure(sample.alignment(measure.reads)).cpu()
             return _one_by_one(value, pairs)
         return _one_by_one(value, pairs, deadline, threads=not rows[0].is_cuda)
 
@@ -196,7 +195,7 @@ def _of_rows(
 def _one_by_one(
     value: Callable[[int, int], float], pairs: Pairs, deadline: float = math.inf, *, threads: bool = False
 ) -> CandidateValues:
-    """The values of all pairs. One that fails is undefined; if all fail, the measure itself is at fault: an error."""
+    """The values of all pairs. A pair that fails is undefined; if all fail, the first error is raised."""
     reasons: Counter[str] = Counter()
     errors: list[Exception] = []
 
@@ -222,22 +221,21 @@ def _one_by_one(
 
 
 def _of_weights(measure: Measure, models: Sequence[nn.Module], pairs: Pairs) -> CandidateValues:
-    """From end to end where the measure reads maps; else the mean over layers, which both networks must have."""
+    """From end to end if the measure reads maps; otherwise the mean over layers, which both networks must have."""
     whole = issubclass(measure.reads, LinearMaps)
-    together = compare_weights(list(models), None, measure, sites_a="output") if whole and len(models) > 2 else None
+    site = "output" if whole else None
+    table = compare_weights(list(models), None, measure, sites_a=site) if whole and len(models) > 2 else None
 
     def value(i: int, j: int) -> float:
-        if isinstance(together, Comparisons) and i != j:
-            pair = together.pairs[min(i, j), max(i, j)]
+        pair: Any
+        if isinstance(table, Comparisons) and i != j:
+            pair = table.pairs[min(i, j), max(i, j)]
         else:
-            site = "output" if whole else None
-            alone = compare_weights(models[i], models[j], measure, sites_a=site, sites_b=site)
-            assert isinstance(alone, Comparison)
-            pair = alone
+            pair = compare_weights(models[i], models[j], measure, sites_a=site, sites_b=site)
         values = pair[measure.name].value
         if values.shape[0] != values.shape[1]:
             raise ValueError("the networks do not have the same tensors")
-        # All tensors in a row have no spectrum, and count once already.
+        # "all" has no spectrum, and its tensors count already.
         layers = [k for k, site in enumerate(pair.sites_a) if whole or site != ALL]
         mean = float(np.mean(np.diagonal(values)[layers]))
         if not np.isfinite(mean):
@@ -249,7 +247,7 @@ def _of_weights(measure: Measure, models: Sequence[nn.Module], pairs: Pairs) -> 
 
 
 def gather(parts: Iterable[CandidateValues]) -> CandidateValues:
-    """The values of several lots in a row."""
-    lots = list(parts)
-    values = np.concatenate([np.zeros(0), *(lot.values for lot in lots)])
-    return CandidateValues(values, sum((lot.reasons for lot in lots), Counter()))
+    """Concatenate the values of several parts."""
+    parts = list(parts)
+    values = np.concatenate([np.zeros(0), *(part.values for part in parts)])
+    return CandidateValues(values, sum((part.reasons for part in parts), Counter()))

@@ -1,4 +1,4 @@
-"""What measures cost for a pair of models: operations, seconds and bytes, as the number of inputs grows."""
+"""The cost of measures for a pair of models: operations, seconds and bytes, as the number of inputs grows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -38,13 +37,13 @@ from ..results import Comparison, Cost, Costs
 from ..stats import Alignment, Atoms, MomentMaker, Moments, RowSampler, Sample, SampleMaker
 from ..weights import compare_weights
 
-DEFAULT = ("atom_cosine", "cca_r2", "linear_cka", "wcka")  # the first where both models have atoms
-LEAST_SECONDS = 0.2  # that a measure is timed for, run again and again
+DEFAULT = ("atom_cosine", "cca_r2", "linear_cka", "wcka")  # the first only if both models have atoms
+LEAST_SECONDS = 0.2  # for which a measure is run again and again
 MOST_RUNS = 100
 FORWARD, MEASURE = "forward", "measure"  # the parts of a run
 
-Part = Callable[[str], AbstractContextManager[Any]]  # a context for what is being done
-Run = Callable[[Part], tuple[Tensor, str]]  # gives one value per site, and what the values rest on
+Part = Callable[[str], AbstractContextManager[Any]]  # a context for a part of a run
+Run = Callable[[Part], tuple[Tensor, str]]  # returns one value per site, and the statistic in words
 
 
 def cost(
@@ -62,36 +61,34 @@ def cost(
     memory: int | str | None = None,
     seed: int = 0,
 ) -> Costs:
-    """Operations, seconds and bytes of measures for one pair of models, for each number of inputs.
+    """Count operations, seconds and bytes of measures for one pair of models, for each number of inputs.
 
     Without `model_b` the model is compared with itself, and run twice. `measures`: None takes cca_r2, linear_cka and
-    wcka, and atom_cosine where both models have layers of atoms. Measures of activations compare each site with the
-    same site of the other model; `sites`: None takes the layers of atoms where both models have some, else layers or
+    wcka, and atom_cosine if both models have layers of atoms. Measures of activations compare each site with the same
+    site of the other model; `sites`: None takes the layers of atoms if both models have some, otherwise layers or
     blocks as `compare` does. `data`: anything that `compare` takes; None makes random inputs of `input_shape`, or of a
     shape that fits the first layer. Measures of weights need no input and have one row. `memory`: the budget for
     statistics.
 
-    Operations: `FORMULAS` and torch's own. Seconds: the median of runs, at least one and up to 0.2 s of them,
-    after the run that is counted. Bytes, beyond models and inputs: on a GPU the peak of torch's allocator; else the
-    most bytes of tensors that were alive at a time.
+    Operations: by `FORMULAS` and torch's own. Seconds: the median of runs, at least one and up to 0.2 s of them, after
+    the run that is counted. Bytes, beyond models and inputs: on a GPU the peak of torch's allocator; otherwise the peak
+    of the bytes of tensors.
     """
     a, b = (
-        Network.of(open_model(thing, seed=seed) if isinstance(thing, str) else thing)
-        for thing in (model_a, model_a if model_b is None else model_b)
+        Network.of(open_model(model, seed=seed) if isinstance(model, str) else model)
+        for model in (model_a, model_a if model_b is None else model_b)
     )
     common = _common_layers(a.model, b.model)
     if measures is None:
         measures = DEFAULT if common else DEFAULT[1:]
     chosen = [find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures)]
     if not chosen:
-        raise ValueError("no measures asked for; `sosie measures` lists them")
+        raise ValueError("name at least one measure; `sosie measures` lists them")
     for measure in chosen:
         if measure.reads_outputs:
-            raise ValueError(
-                f"{measure.name} reads answers: it costs the forward passes, which every row lists by themselves"
-            )
+            raise ValueError(f"{measure.name} reads answers: it costs the forward passes, which every row lists")
         if measure.needs:
-            raise ValueError(f"{measure.name} also reads {', '.join(measure.needs)}, which is not accounted for")
+            raise ValueError(f"{measure.name} also reads {', '.join(measure.needs)}, which is not supported")
     for number in probes or [0]:
         whole_number(number, "probes", least=4, why="numbers of inputs")
     if a.model is b.model:
@@ -108,28 +105,28 @@ def cost(
         if data is None:
             inputs = [_random_inputs(a.model, input_shape, most, seed, place)]
         chunks = list(recut(inputs, block=1, max_rows=most, largest=batch))
-        if (there := sum(chunk.count for chunk in chunks)) < most:
-            raise ValueError(f"the data have {there} inputs, but {most} are needed: fewer probes, or more data")
+        if (count := sum(chunk.count for chunk in chunks)) < most:
+            raise ValueError(f"the data have {count} inputs, but {most} are needed: use fewer probes, or more data")
         batches = [chunk.batch for chunk in chunks]
     costs: list[Cost] = []
     with Progress("costs", len(streamed) * len(probes) + len(chosen) - len(streamed), "rows") as bar:
         for measure in chosen:
-            for count in [None] if measure.reads_weights else probes:
+            for n in [None] if measure.reads_weights else probes:
                 run: Run
-                if count is not None:
-                    few = list(recut(batches, block=1, max_rows=count, largest=batch))
+                if n is not None:
+                    few = list(recut(batches, block=1, max_rows=n, largest=batch))
                     run = functools.partial(from_activations, measure, a, b, few, parse_size(memory) or MEMORY)
                 elif issubclass(measure.reads, Atoms):
                     run = functools.partial(from_atoms, measure, _atoms(a.model, b.model))
                 else:
                     options = {"input_shape": input_shape, "device": place}
                     run = functools.partial(from_weights, measure, _plain(a.model), _plain(b.model), options)
-                costs.append(_measured(measure, count, run, place))
+                costs.append(_measured(measure, n, run, place))
                 bar.advance()
-    at = a.sites if a.sites is None or isinstance(a.sites, str) else [str(site) for site in a.sites]
+    labels = a.sites if a.sites is None or isinstance(a.sites, str) else list(map(str, a.sites))
     about = provenance(
-        settings={"sites": at, "batch": batch, "seed": seed},
-        models=list(dict.fromkeys(describe_model(each.model, each.name, each.weights) for each in (a, b))),
+        settings={"sites": labels, "batch": batch, "seed": seed},
+        models=list(dict.fromkeys(describe_model(network.model, network.name, network.weights) for network in (a, b))),
         data="random inputs" if data is None else data,
     )
     kind = "allocated on the GPU" if _on_gpu(place) else "bytes of tensors"
@@ -137,15 +134,15 @@ def cost(
     return Costs((a.name, b.name), tuple(costs), "cpu" if place is None else str(place), kind, rule, about)
 
 
-def _measured(measure: Measure, count: int | None, run: Run, device: torch.device | None) -> Cost:
+def _measured(measure: Measure, probes: int | None, run: Run, device: torch.device | None) -> Cost:
     try:
-        with counted() as seen:
-            values, statistic = run(seen.part)
+        with counted() as count:
+            values, statistic = run(count.part)
     except Exception as error:
-        error.add_note(f"while counting {measure.name}" + ("" if count is None else f" on {count} inputs"))
+        error.add_note(f"while counting {measure.name}" + ("" if probes is None else f" on {probes} inputs"))
         raise
     seconds: list[float] = []
-    peak = seen.peak_bytes
+    peak = count.peak_bytes
     while not seconds or (sum(seconds) < LEAST_SECONDS and len(seconds) < MOST_RUNS):
         if _on_gpu(device):
             torch.cuda.synchronize(device)
@@ -159,14 +156,14 @@ def _measured(measure: Measure, count: int | None, run: Run, device: torch.devic
         seconds.append(time.perf_counter() - start)
     return Cost(
         measure=measure.name,
-        probes=count,
+        probes=probes,
         sites=values.numel(),
-        forward_flops=seen.flops.get(FORWARD, 0),
-        measure_flops=seen.flops.get(MEASURE, 0),
+        forward_flops=count.flops.get(FORWARD, 0),
+        measure_flops=count.flops.get(MEASURE, 0),
         seconds=statistics.median(seconds),
         peak_bytes=peak,
         statistic=statistic,
-        unknown=tuple(sorted(seen.unknown)),
+        unknown=tuple(sorted(count.unknown)),
     )
 
 
@@ -181,15 +178,15 @@ def _random_inputs(
 
 
 def _plain(model: nn.Module) -> nn.Module:
-    """A copy with whole kernels in place of atoms."""
-    with kept_random_state():  # a new layer draws random weights before it gets its own
+    """A copy with whole kernels instead of atoms."""
+    with kept_random_state():  # a new layer draws random weights first
         return recompose(model)
 
 
 def _common_layers(a: nn.Module, b: nn.Module) -> list[str]:
-    """Layers of atoms, where both models have the same."""
-    ours = atom_layers(a)
-    return list(ours) if ours.keys() == atom_layers(b).keys() else []
+    """The layers of atoms, if both models have the same."""
+    layers = atom_layers(a)
+    return list(layers) if layers.keys() == atom_layers(b).keys() else []
 
 
 def _atoms(a: nn.Module, b: nn.Module) -> list[tuple[Tensor, Tensor]]:
@@ -212,13 +209,13 @@ def _on_gpu(device: torch.device | None) -> bool:
     return device is not None and device.type == "cuda"
 
 
-# One run of a measure on a pair of models, in parts that can be counted
+# One run of a measure on a pair of models, in parts that are counted
 
 
 def from_activations(
     measure: Measure, a: Network, b: Network, chunks: Sequence[Chunk], memory: int, part: Part
 ) -> tuple[Tensor, str]:
-    """Both models run on the inputs, and each site of one is compared with the same site of the other."""
+    """Run both models on the inputs, and compare each site of one with the same site of the other."""
     pairs: list[_Pair] = []
     with ExitStack() as stack:
         stack.enter_context(borrowed([a.model, b.model]))
@@ -229,20 +226,19 @@ def from_activations(
                 rows_a, rows_b = (network.read(chunk, lambda site, rows: rows) for network in (a, b))
             if len(rows_a) != len(rows_b):
                 raise ValueError(f"need sites in pairs, got {len(rows_a)} and {len(rows_b)}")
-            count = sum(each.count for each in chunks) / chunk.count
-            pairs = pairs or [
-                _Pair(measure, x, y, round(count * len(x)), memory) for x, y in zip(rows_a, rows_b, strict=True)
-            ]
+            sites = list(zip(rows_a, rows_b, strict=True))
+            count = sum(c.count for c in chunks) / chunk.count
+            pairs = pairs or [_Pair(measure, x, y, round(count * len(x)), memory) for x, y in sites]
             with part(MEASURE), products():
-                for pair, x, y in zip(pairs, rows_a, rows_b, strict=True):
-                    pair.add(x, y)
+                for pair, rows in zip(pairs, sites, strict=True):
+                    pair.add(*rows)
         with part(MEASURE), products():
             values = [pair.value() for pair in pairs]
     return torch.stack([value.cpu() for value in values]), "; ".join(dict.fromkeys(pair.kind for pair in pairs))
 
 
 class _Pair:
-    """The growing statistic of one pair of sites: the one that `compare` would choose for so many rows."""
+    """The growing statistic of one pair of sites: the one that `compare` would choose for this number of rows."""
 
     def __init__(self, measure: Measure, x: Tensor, y: Tensor, rows: int, memory: int) -> None:
         check_widths(measure, x.shape[1], y.shape[1])
@@ -264,7 +260,7 @@ class _Pair:
         sides = [maker.side([maker.part("", rows, self.rows)], self.rows) for maker, rows in both]
         self.parts.append(self.statistic.join(*sides))
         if self.kind == "moments" and len(self.parts) > 1:
-            self.parts = [self.parts[0].merge(self.parts[1])]  # sums stay as small as they are
+            self.parts = [self.parts[0].merge(self.parts[1])]  # sums do not grow
         self.rows += len(x)
 
     def value(self) -> Tensor:
@@ -276,7 +272,7 @@ class _Pair:
 
 @torch.no_grad()
 def from_atoms(measure: Measure, pairs: Sequence[tuple[Tensor, Tensor]], part: Part) -> tuple[Tensor, str]:
-    """The atoms of each layer: no input, no forward."""
+    """Compare the atoms of each layer, without input or forward."""
     with part(MEASURE):
         return torch.cat([measure(Atoms(x[None], y[None])).flatten() for x, y in pairs]), "atoms"
 
@@ -284,7 +280,7 @@ def from_atoms(measure: Measure, pairs: Sequence[tuple[Tensor, Tensor]], part: P
 def from_weights(
     measure: Measure, a: nn.Module, b: nn.Module, options: Mapping[str, Any], part: Part
 ) -> tuple[Tensor, str]:
-    """Other measures of weights, as `compare_weights` has them: all pairs of layers."""
+    """Compare all pairs of layers by `compare_weights`."""
     with part(MEASURE):
         result = compare_weights(a, b, measures=[measure], **options)
     assert isinstance(result, Comparison)
@@ -294,13 +290,13 @@ def from_weights(
 # Operations and memory, counted as torch runs them
 
 aten = torch.ops.aten
-# Functions that do not need vectors; while operations are watched torch computes them all the same.
+# Functions that need no vectors, though torch computes them while operations are watched.
 _WITHOUT_VECTORS = (torch.linalg.svdvals, torch.linalg.eigvalsh, torch.linalg.matrix_norm, torch.linalg.matrix_rank)
 _VALUES_ONLY: ContextVar[bool] = ContextVar("sosie_values_only", default=False)
 
 
 def _matrices(flops: Callable[..., float]) -> Callable[..., int]:
-    """A formula of the longer and the shorter side of each matrix, and of the operation's other arguments."""
+    """A formula of the longer and the shorter side of each matrix and the operation's other arguments."""
 
     def formula(shape: Sequence[int], *args: Any, **options: Any) -> int:
         *many, rows, columns = shape
@@ -329,7 +325,7 @@ def _cube(share: float) -> Callable[..., int]:
 
 
 def _twice(which: int) -> Callable[..., int]:
-    """A multiplication and an addition for every number of one of the arguments."""
+    """A multiplication and an addition for every entry of one of the arguments."""
     return lambda *shapes, **_: 2 * math.prod(shapes[which])
 
 
@@ -359,36 +355,18 @@ FORMULAS: dict[Any, Callable[..., int]] = {
 }
 
 
-@dataclass
-class Count:
-    """What a run took: operations by part, the most bytes of tensors alive at a time, operations without a formula."""
-
-    flops: dict[str, int] = field(default_factory=dict)
-    peak_bytes: int = 0
-    unknown: set[str] = field(default_factory=set)
-
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
-        """Count what runs inside as this part."""
-        counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
-        with counter:
-            yield
-        self.flops[name] = self.flops.get(name, 0) + counter.get_total_flops()
-
-
 @contextmanager
 def counted() -> Iterator[Count]:
-    """Count what runs inside, `count.part("…")` by part; everything is done by torch, where it can be counted.
+    """Count the work inside, with `count.part("…")` by part; torch does all of it, so that it can be counted.
 
     Elementwise operations, sums and comparisons are not counted, as in torch's own counter.
     """
-    count = Count()
-    with all_by_torch(), _ValuesOnly(), _Memory(count):
+    with all_by_torch(), _ValuesOnly(), Count() as count:
         yield count
 
 
 class _ValuesOnly(TorchFunctionMode):
-    """Notices functions that do not need vectors, before torch takes them apart."""
+    """Recognise functions that need no vectors, before torch decomposes them."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in _WITHOUT_VECTORS:
@@ -400,14 +378,26 @@ class _ValuesOnly(TorchFunctionMode):
             _VALUES_ONLY.reset(token)
 
 
-class _Memory(TorchDispatchMode):
-    """Follows the memory of tensors made inside the block until it is freed."""
+class Count(TorchDispatchMode):
+    """The work of a run: operations by part, operations without a formula, and the peak bytes of tensors.
 
-    def __init__(self, count: Count) -> None:
+    The memory of a tensor counts from the operation that makes it until it is freed.
+    """
+
+    def __init__(self) -> None:
         super().__init__()
-        self._count = count
+        self.flops: dict[str, int] = {}
+        self.unknown: set[str] = set()
+        self.peak_bytes = self._bytes = 0
         self._known: set[int] = set()
-        self._bytes = 0
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count the operations inside as this part."""
+        counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
+        with counter:
+            yield
+        self.flops[name] = self.flops.get(name, 0) + counter.get_total_flops()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -416,11 +406,11 @@ class _Memory(TorchDispatchMode):
         outputs = func(*args, **kwargs)
         for tensor in _tensors(outputs):
             self._meet(tensor, tensor.untyped_storage().nbytes())
-        self._count.peak_bytes = max(self._count.peak_bytes, self._bytes)
+        self.peak_bytes = max(self.peak_bytes, self._bytes)
         packet = getattr(func, "_overloadpacket", func)
         known = packet in FORMULAS or packet in flop_registry or packet is aten._linalg_check_errors
         if "linalg" in str(packet) and not known:
-            self._count.unknown.add(str(packet).removeprefix("aten."))
+            self.unknown.add(str(packet).removeprefix("aten."))
         return outputs
 
     def _meet(self, tensor: Tensor, size: int) -> None:

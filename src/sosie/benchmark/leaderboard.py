@@ -1,4 +1,4 @@
-"""The benchmark from the first network to the leaderboard; units of work that the folder holds are not done again."""
+"""The benchmark from the first network to the leaderboard; work that is kept in the folder is not repeated."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..checks import one_of
 from ..engine.provenance import provenance
 from ..measures import MEASURES
 from ..process_state import products
@@ -20,6 +21,7 @@ from .candidates import Candidate, Of, open_candidates, values_of
 from .population import (
     ALL,
     KINDS,
+    SCALES,
     Scale,
     Store,
     agreements,
@@ -27,11 +29,10 @@ from .population import (
     make_population,
     measure_folder,
     open_benchmark_images,
-    open_scale,
 )
 from .trials import Bench, Ground, Probes, Undefined, calibrate, difference, ground, manipulate
 
-TRIED = 3  # networks that are manipulated, and from which the direction of a measure is found
+TRIED = 3  # networks that are manipulated, and that show the direction of a measure
 
 
 @products()
@@ -47,34 +48,34 @@ def run_benchmark(
     closer: Closer | None = None,
     rows: int | None = None,
 ) -> Leaderboard:
-    """Put measures to the test: calibration, correlation with how far networks agree, manipulation.
+    """Test measures by calibration, correlation with the agreement of networks, and manipulation.
 
     `measures`: names of sosie's, with options ("mutual_knn(k=5)"), `file.py:function`, or callables f(x, y) of two
     NumPy arrays (n, p) and (n, q), rows paired (`f.takes = "torch"`: tensors), or of two networks (`f.of = "models"`,
-    or `of=`); None: all of sosie's. `closer`: "up" if larger means more alike, for functions that do not declare it
+    or `of=`); None: all of sosie's. `closer`: "up" if larger means more similar, for functions that do not declare it
     (`f.closer`); by default it is found by comparing networks with themselves. `rows`: images at most.
 
     `scale`: "smoke" (seconds), "small" (minutes on a CPU) or "paper" (a GPU). Work is kept in `folder`: after an
-    interruption, or with other measures, it goes on from there, and the leaderboard has all measures tested in it.
-    `resume=False` does everything anew.
+    interruption, or with other measures, it continues from there, and the leaderboard has all measures tested in it.
+    `resume=False` repeats everything.
     """
-    chosen = open_scale(scale)
-    candidates = open_candidates(measures, chosen, of=of, closer=closer, rows=rows)
+    scale = scale if isinstance(scale, Scale) else SCALES[one_of(scale, "scale", SCALES)]
+    candidates = open_candidates(measures, scale, of=of, closer=closer, rows=rows)
     place = torch.device("cpu" if device is None else device)
-    images = open_benchmark_images(chosen, seed=seed, device=place)
-    store = Store(folder, {"scale": asdict(chosen), "data": images.name, "seed": seed}, resume=resume)
-    population = make_population(chosen, images, store, seed=seed)
-    agreement = agreements(chosen, images, population, store, seed=seed)
-    at = Ground(chosen, population, agreement, images.test, seed=seed)
-    probes = Probes(chosen, images, population, seed=seed)
+    images = open_benchmark_images(scale, seed=seed, device=place)
+    store = Store(folder, {"scale": asdict(scale), "data": images.name, "seed": seed}, resume=resume)
+    population = make_population(scale, images, store, seed=seed)
+    agreement = agreements(scale, images, population, store, seed=seed)
+    at = Ground(scale, population, agreement, images.test, seed=seed)
+    probes = Probes(scale, images, population, seed=seed)
     bench = Bench([run[-1] for run in population.converged[:TRIED]], images.test, seed=seed)
     with Progress("testing measures", len(candidates), "measures") as bar:
         for candidate in candidates:
             put_to_the_test(candidate, store, at, probes, bench)
             bar.advance(note=candidate.name)
-    entries = [Entry(**{**kept, "notes": tuple(kept["notes"])}) for kept in store.of_measures()]
+    entries = [Entry(**{**entry, "notes": tuple(entry["notes"])}) for entry in store.of_measures()]
     board = Leaderboard(
-        scale=asdict(chosen),
+        scale=asdict(scale),
         data={
             "name": images.name,
             "train": len(images.train),
@@ -85,10 +86,10 @@ def run_benchmark(
             "consecutive_pairs": sum(len(run) - 1 for run in population.converged),
         },
         pairs={kind: len(at.pairs(kind)) for kind in KINDS},
-        conditions=groups(chosen),
+        conditions=groups(scale),
         entries=tuple(entries),
-        left_out={m.name: "compares what models answer: what measures are held against" for m in MEASURES.values()
-                  if m.reads_outputs},
+        left_out={m.name: "compares the answers of models, which measures are held against"
+                  for m in MEASURES.values() if m.reads_outputs},
         provenance=provenance(seed=seed, device=str(place)),
     )  # fmt: skip
     board = against_the_leader(board, at)
@@ -97,7 +98,7 @@ def run_benchmark(
 
 
 def put_to_the_test(candidate: Candidate, store: Store, at: Ground, probes: Probes, bench: Bench) -> None:
-    """Run all stages, each a unit of work; where one fails the reason is kept, and the others go on."""
+    """Run all stages, each a unit of work; if one fails, the reason is kept and the others continue."""
     home, made_of = measure_folder(candidate.name), f"{candidate.made_of} {candidate.of} {candidate.rows}"
     failures: dict[str, str] = {}
     undefined: dict[str, str] = {}
@@ -112,8 +113,8 @@ def put_to_the_test(candidate: Candidate, store: Store, at: Ground, probes: Prob
         return None
 
     closer, notes = candidate.closer, list(candidate.notes)
-    if closer is None and (way := stage("direction", lambda: {"closer": _direction(candidate, at)})) is not None:
-        closer = way["closer"]
+    if closer is None and (direction := stage("direction", lambda: {"closer": _direction(candidate, at)})) is not None:
+        closer = direction["closer"]
         notes.append(f"closer={closer!r} was found by comparing networks with themselves")
     calibration = manipulation = None
     grounding: dict[str, dict[str, Any]] = {}
@@ -126,39 +127,38 @@ def put_to_the_test(candidate: Candidate, store: Store, at: Ground, probes: Prob
         far = None if unlike is None else unlike["mean"]
         manipulation = stage("manipulation", partial(manipulate, candidate, far, bench))
     gaps = [
-        f"undefined for {each['pairs'] - each['defined']} of {each['pairs']} pairs that differ in {kind}: "
-        f"{next(iter(each['undefined']), 'no reason given')}"
-        for kind, each in grounding.items()
-        if each["defined"] < each["pairs"]
+        f"undefined for {result['pairs'] - result['defined']} of {result['pairs']} pairs that differ in {kind}: "
+        f"{next(iter(result['undefined']), 'no reason given')}"
+        for kind, result in grounding.items()
+        if result["defined"] < result["pairs"]
     ]
     entry = Entry(candidate.name, candidate.of, closer, (*notes, *gaps), failures, undefined, calibration, grounding,
                   {}, manipulation)  # fmt: skip
-    store.write(f"{home}/about", asdict(entry))  # last: it is what the leaderboard is made from
+    store.write(f"{home}/about", asdict(entry))  # last, since the leaderboard is made from it
 
 
 def _direction(candidate: Candidate, at: Ground) -> Closer:
-    """Whether larger or smaller is closer: networks with themselves against networks with others."""
-    every: Any = at.activations if candidate.of == "activations" else at.population.models
-    things, count = every[: 2 * TRIED], len(every[: 2 * TRIED])
-    own = values_of(candidate, things, [(k, k) for k in range(count)], rows=candidate.rows)
-    other = values_of(candidate, things, [(k, (k + 1) % count) for k in range(count)], rows=candidate.rows)
-    both = own.defined & other.defined
+    """The direction of a measure, from networks compared with themselves and with others."""
+    networks: Any = (at.activations if candidate.of == "activations" else at.population.models)[: 2 * TRIED]
+    count = len(networks)
+    same = values_of(candidate, networks, [(k, k) for k in range(count)], rows=candidate.rows)
+    other = values_of(candidate, networks, [(k, (k + 1) % count) for k in range(count)], rows=candidate.rows)
+    both = same.defined & other.defined
     if not both.any():
-        raise ValueError(f"no value shows the direction: {next(iter(own.reasons + other.reasons))}")
-    gap = own.values[both] - other.values[both]
-    if (gap >= 0).all() and (gap > 0).any():
+        raise ValueError(f"no value shows the direction: {next(iter(same.reasons + other.reasons))}")
+    x, y = same.values[both], other.values[both]
+    if (x >= y).all() and (x > y).any():
         return "up"
-    if (gap <= 0).all() and (gap < 0).any():
+    if (x <= y).all() and (x < y).any():
         return "down"
     raise ValueError(
-        f"networks compared with themselves have values of {own.values[both].min():.4g} to "
-        f"{own.values[both].max():.4g}, with others of {other.values[both].min():.4g} to "
-        f"{other.values[both].max():.4g}: declare closer='up' or 'down'"
+        f"networks compared with themselves have values of {x.min():.4g} to {x.max():.4g}, with others of "
+        f"{y.min():.4g} to {y.max():.4g}: declare closer='up' or 'down'"
     )
 
 
 def against_the_leader(board: Leaderboard, at: Ground) -> Leaderboard:
-    """Each measure with its difference from the first one, kind by kind."""
+    """Add to each measure its difference from the first one, for each kind of pairs."""
     if board.leader is None:
         return board
     first = board[board.leader]

@@ -1,4 +1,4 @@
-"""A benchmark's scale, its folder, its networks in pairs that differ in one respect only, and how far they agree."""
+"""The scale of a benchmark, its folder, its networks in pairs that differ in one respect only, and their agreement."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..checks import one_of
 from ..data import CORRUPTIONS, attack, corrupt, open_images
 from ..files import DamagedFile, plain_json, read_json, read_tensors, write_json, write_tensors
 from ..progress import track
 from ..train import Recipe, fit_together
 
-# How large a benchmark is: which networks, which images, which shifts
+# The size of a benchmark: networks, images and shifts
 
 Architecture = tuple[int, int]  # hidden layers, neurons in each
 Block = tuple[int, ...]  # numbers of networks, every two of which differ in one respect
@@ -33,25 +32,25 @@ Block = tuple[int, ...]  # numbers of networks, every two of which differ in one
 
 @dataclass(frozen=True)
 class Scale:
-    """The size of a benchmark: what is trained, which images are shown, how much is counted."""
+    """The size of a benchmark: networks, images and draws."""
 
     name: str
     data: tuple[str, ...]  # the first of these that is found
     train: int  # images at most
-    test: int  # images at most that measures are probed with, and that agreement is counted on
+    test: int  # images at most, for measures and for agreement
     architectures: tuple[Architecture, ...]
     seeds: int
-    epochs: tuple[int, ...]  # whose checkpoints are kept; the last is when training ends
+    epochs: tuple[int, ...]  # whose checkpoints are kept; training ends at the last
     strategies: tuple[str, ...]
     corruptions: tuple[str, ...]
     attacks: tuple[str, ...]
-    calibrated: Architecture  # what calibration and manipulation are tried on
-    random: int  # networks that were not trained
+    calibrated: Architecture  # for calibration and manipulation
+    random: int  # untrained networks
     converged: int  # networks whose last checkpoints, an epoch apart, are compared
-    checkpoints: int  # of each of those
+    checkpoints: int  # of each converged network
     converged_epochs: int
     numbers: tuple[int, ...]  # of probing images
-    paired_rows: int  # images at most for measures of rows, which grow with their square
+    paired_rows: int  # images at most for measures whose cost grows with their square
     draws: int  # of the bootstrap
     budget: float  # seconds a measure may take over the pairs of one kind, or over one set of probing images
     batch: int = 64
@@ -87,18 +86,14 @@ SCALES = {
     ),
 }  # fmt: skip
 
-# Images at most, for measures that grow faster than the square of them, or are slow by nature.
+# Images at most, for measures whose cost grows faster than their square, or that are slow by nature.
 SLOW = {
     "rtd": (32, "persistent homology"),
     "rsa": (1000, "ranks of all pairs of rows"),
 }
 
 
-def open_scale(scale: str | Scale) -> Scale:
-    return scale if isinstance(scale, Scale) else SCALES[one_of(scale, "scale", SCALES)]
-
-
-# The folder of a benchmark: every unit of work is a file, written whole, and not done again
+# The folder of a benchmark: every unit of work is a file, written whole, and not repeated
 
 KIND, VERSION = "benchmark-unit", 2
 SETTINGS = "settings.json"
@@ -106,44 +101,44 @@ MEASURES_FOLDER = "measures"
 
 
 class Store:
-    """Units of work by name, in a folder of one benchmark; its settings say which."""
+    """Units of work by name, in the folder of one benchmark, which is identified by its settings."""
 
     def __init__(self, folder: str | os.PathLike[str], settings: dict[str, Any], *, resume: bool = True) -> None:
         self.folder = Path(folder)
         self.resume = resume
-        self._made: set[Path] = set()  # in this run: without resume older ones are made anew
+        self._made: set[Path] = set()  # in this run; without resume, older files are not used
         if self.folder.exists() and not self.folder.is_dir():
             raise NotADirectoryError(f"{self.folder} is a file: a benchmark needs a folder of its own")
         path = self.folder / SETTINGS
-        wanted = json.loads(json.dumps(plain_json(settings)))
+        settings = json.loads(json.dumps(plain_json(settings)))
         if path.exists():
-            there = _read(path)["settings"]
-            if different := [key for key in wanted if there.get(key) != wanted[key]]:
+            before = _read(path)["settings"]
+            if different := [key for key in settings if before.get(key) != settings[key]]:
                 raise ValueError(
-                    f"{self.folder} holds another benchmark ({', '.join(different)} differ): name another folder"
+                    f"{self.folder} holds a different benchmark ({', '.join(different)} differ): name another folder"
                 )
-        _write(path, {"settings": wanted})
+        _write(path, {"settings": settings})
 
     def json(self, name: str, make: Callable[[], dict[str, Any]], *, made_of: str = "") -> dict[str, Any]:
-        """What `make` returns, read from its file if that exists; `made_of` tells versions of a measure apart."""
+        """Read a unit from its file, or `make` and write it; `made_of` distinguishes versions of a measure."""
         path = self.folder / f"{name}.json"
-        if self._is_there(path):
-            kept = _read(path)
-            if kept.get("made_of") == made_of:
-                return kept["found"]
+        if self._exists(path):
+            unit = _read(path)
+            if unit.get("made_of") == made_of:
+                return unit["found"]
         return self.write(name, make(), made_of=made_of)
 
     def write(self, name: str, content: dict[str, Any], *, made_of: str = "") -> dict[str, Any]:
-        """Write a unit, also over an older one, and return it as it would be read again."""
+        """Write a unit, also over an older one, and return it as it would be read."""
         path, plain = self.folder / f"{name}.json", plain_json(content)
         _write(path, {"made_of": made_of, "found": plain})
         self._made.add(path)
         return json.loads(json.dumps(plain))
 
     def tensors(self, name: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """What `make` returns, read from its file if that exists; tensors, on the CPU."""
+        """Read tensors from their file, or `make` and write them; on the CPU."""
         path = self.folder / f"{name}.safetensors"
-        if not self._is_there(path):
+        if not self._exists(path):
             write_tensors(path, KIND, VERSION, make(), {})
             self._made.add(path)
         return read_tensors(path, KIND, VERSION)[1]
@@ -151,14 +146,14 @@ class Store:
     def of_measures(self) -> list[dict[str, Any]]:
         """The entry of every measure that was tested here."""
         paths = sorted((self.folder / MEASURES_FOLDER).glob("*/about.json"))
-        return [_read(path)["found"] for path in paths if self._is_there(path)]
+        return [_read(path)["found"] for path in paths if self._exists(path)]
 
-    def _is_there(self, path: Path) -> bool:
+    def _exists(self, path: Path) -> bool:
         return path.exists() and (self.resume or path in self._made)
 
 
 def measure_folder(name: str) -> str:
-    """The subfolder of a measure's units: readable, and one for each name."""
+    """The subfolder of a measure's units: readable, and unique for each name."""
     readable = re.sub(r"[^\w.=-]+", "-", name).strip("-")[:60]
     return f"{MEASURES_FOLDER}/{readable}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
@@ -171,17 +166,17 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return read_json(path, f"sosie-{KIND}", VERSION, "unit of a benchmark")
     except DamagedFile as error:
-        raise DamagedFile(f"{error}; remove it, and it is made again") from error
+        raise DamagedFile(f"{error}; remove it, so that it is made again") from error
 
 
 KINDS = ("seed", "epoch", "architecture", "strategy")
-UNTRAINED_SEED = 10_000  # seeds of untrained networks, and of those for calibration, begin beyond the others
+UNTRAINED_SEED = 10_000  # the first seed of untrained networks, beyond those of the others
 CONVERGED_SEED = 20_000
 
 
 @dataclass(frozen=True)
 class Images:
-    """Images of the classes of the benchmark in [0, 1], labels numbered from 0; test images in a seeded order."""
+    """Images of the classes of the benchmark in [0, 1], with labels from 0; test images in a seeded order."""
 
     name: str
     train: Tensor
@@ -218,7 +213,7 @@ def open_benchmark_images(scale: Scale, *, seed: int, device: torch.device) -> I
 
 
 def perceptron(architecture: Architecture, inputs: int, classes: int) -> nn.Sequential:
-    """A fully connected network with ReLUs; all but the last module give the last hidden layer."""
+    """A fully connected network with ReLUs; the output of all modules but the last is the last hidden layer."""
     layers, width = architecture
     widths = [inputs, *[width] * layers]
     hidden = [part for p, q in itertools.pairwise(widths) for part in (nn.Linear(p, q), nn.ReLU())]
@@ -233,7 +228,7 @@ def last_hidden(model: nn.Module, images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Member:
-    """How one network of the population was trained."""
+    """The training of one network of the population."""
 
     architecture: Architecture
     strategy: str
@@ -248,12 +243,12 @@ class Member:
 
 @dataclass(frozen=True)
 class Population:
-    """All networks, trained ones and those for calibration."""
+    """All networks, including those for calibration."""
 
     members: tuple[Member, ...]
     models: tuple[nn.Sequential, ...]
     untrained: tuple[nn.Sequential, ...]
-    converged: tuple[tuple[nn.Sequential, ...], ...]  # of each training run the last checkpoints, an epoch apart
+    converged: tuple[tuple[nn.Sequential, ...], ...]  # the last checkpoints of each training run, an epoch apart
 
     @cached_property
     def blocks(self) -> dict[str, list[Block]]:
@@ -286,26 +281,26 @@ def make_population(
     seed: int,
     make: Callable[[Architecture], nn.Sequential] | None = None,
 ) -> Population:
-    """Train what is not in the folder yet: one file for each architecture and strategy.
+    """Train the networks that the folder does not hold yet: one file for each architecture and strategy.
 
     `make` returns a network of an architecture, whose last module reads the last hidden layer; None: a perceptron.
     """
     device = images.train.device
     members: list[Member] = []
     models: list[nn.Sequential] = []
-    of = make or (lambda architecture: perceptron(architecture, images.inputs, images.classes))
+    make = make or (lambda architecture: perceptron(architecture, images.inputs, images.classes))
     recipes = list(itertools.product(scale.architectures, scale.strategies))
     for architecture, strategy in track(recipes, "training networks", len(recipes), "recipes"):
-        own_make = functools.partial(of, architecture)
+        make_one = functools.partial(make, architecture)
         seeds = [seed + k for k in range(scale.seeds)]
         states = store.tensors(
             f"networks/{architecture[0]}x{architecture[1]}-{strategy.partition('(')[0]}",
-            functools.partial(_trained, own_make, images, scale, seeds, scale.epochs, strategy),
+            functools.partial(_trained, make_one, images, scale, seeds, scale.epochs, strategy),
         )
-        for epoch, own in itertools.product(scale.epochs, range(scale.seeds)):
-            members.append(Member(architecture, strategy, seeds[own], epoch))
-            models.append(_restored(own_make, states, epoch, own, device))
-    calibrated = functools.partial(of, scale.calibrated)
+        for epoch, k in itertools.product(scale.epochs, range(scale.seeds)):
+            members.append(Member(architecture, strategy, seeds[k], epoch))
+            models.append(_restored(make_one, states, epoch, k, device))
+    calibrated = functools.partial(make, scale.calibrated)
     untrained = []
     with torch.random.fork_rng(devices=[]):
         for k in range(scale.random):
@@ -313,10 +308,12 @@ def make_population(
             untrained.append(calibrated().requires_grad_(False).to(device).eval())
     last = range(scale.converged_epochs - scale.checkpoints + 1, scale.converged_epochs + 1)
     seeds = [seed + CONVERGED_SEED + k for k in range(scale.converged)]
-    kept = {}
+    states = {}
     if seeds:
-        kept = store.tensors("networks/converged", lambda: _trained(calibrated, images, scale, seeds, last, "standard"))
-    converged = [[_restored(calibrated, kept, epoch, k, device) for epoch in last] for k in range(scale.converged)]
+        states = store.tensors(
+            "networks/converged", lambda: _trained(calibrated, images, scale, seeds, last, "standard")
+        )
+    converged = [[_restored(calibrated, states, epoch, k, device) for epoch in last] for k in range(scale.converged)]
     return Population(tuple(members), tuple(models), tuple(untrained), tuple(map(tuple, converged)))
 
 
@@ -347,15 +344,15 @@ def _restored(
     return model.to(device).eval().requires_grad_(False)
 
 
-# How networks behave: the share of images on which two of them agree, under each condition
+# Behaviour of networks: the share of images on which two of them agree, under each condition
 
 CLEAN, CORRUPTED, ATTACKED, ALL = "clean", "corrupted", "attacked", "all"
-GROUPS = (ALL, CLEAN, CORRUPTED, ATTACKED)  # those that have conditions
+GROUPS = (ALL, CLEAN, CORRUPTED, ATTACKED)
 Agreement = dict[str, np.ndarray]  # condition -> (models, models), NaN for two that are not paired
 
 
 def agreements(scale: Scale, images: Images, population: Population, store: Store, *, seed: int) -> Agreement:
-    """How far two networks agree under each condition; the mean of a group of conditions under the group's name."""
+    """The agreement of two networks under each condition, and its mean over each group of conditions."""
     agreement: Agreement = {}
     pairs = sorted({pair for blocks in population.blocks.values() for block in blocks for pair in pairs_of(block)})
     conditions = [CLEAN, *scale.corruptions, *(f"attack: {a}" for a in scale.attacks)]
@@ -375,8 +372,8 @@ def agreements(scale: Scale, images: Images, population: Population, store: Stor
 def groups(scale: Scale) -> dict[str, list[str]]:
     """The conditions that each group is the mean of."""
     corrupted, attacked = list(scale.corruptions), [f"attack: {a}" for a in scale.attacks]
-    every = {CLEAN: [CLEAN], CORRUPTED: corrupted, ATTACKED: attacked, ALL: [CLEAN, *corrupted, *attacked]}
-    return {group: names for group, names in every.items() if names}
+    names = {CLEAN: [CLEAN], CORRUPTED: corrupted, ATTACKED: attacked, ALL: [CLEAN, *corrupted, *attacked]}
+    return {group: conditions for group, conditions in names.items() if conditions}
 
 
 def _agreement(
@@ -396,9 +393,9 @@ def _agreement(
     agreed: dict[tuple[int, int], Tensor] = {}
     for a in track(partners, f"attacking by {kind}", len(partners), "networks"):
         x = attack(models[a], images.test, images.test_labels, kind, seed=seed)
-        own = predictions(models[a], x)
+        answers_of_a = predictions(models[a], x)
         for b in partners[a]:
-            agreed[a, b] = (own == predictions(models[b], x)).double().mean()
+            agreed[a, b] = (answers_of_a == predictions(models[b], x)).double().mean()
     return [float(agreed[a, b] + agreed[b, a]) / 2 for a, b in pairs]
 
 

@@ -1,8 +1,8 @@
-"""What a measure is put through: calibration, grounding in what networks do, and manipulation.
+"""The trials of a measure: calibration, grounding in the behaviour of networks, and manipulation.
 
-Calibration: networks that were never trained should be unlike, consecutive converged checkpoints alike. Grounding: does
-a measure agree with how networks behave? Manipulation: how far does a value move while answers stay the same, and does
-it move when they break?
+Calibration: untrained networks should be dissimilar, consecutive converged checkpoints similar. Grounding: does a
+measure agree with the behaviour of networks? Manipulation: how far does a value move while answers stay the same, and
+does it move when they break?
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from ..measures import linear_cka
 from ..results import Closer
 from ..stats import Sample
-from .candidates import OVER_BUDGET, Candidate, CandidateValues, Pairs, gather, values_of
+from .candidates import OVER_BUDGET, Candidate, CandidateValues, gather, values_of
 from .population import (
     CLEAN,
     GROUPS,
@@ -42,13 +42,13 @@ from .population import (
 # Calibration
 
 QUANTILES = (0.025, 0.25, 0.5, 0.75, 0.975)
-REPEATS = 5  # timings, of which the median counts
+REPEATS = 5  # timings, of which the median is kept
 
 
 def auc(alike: np.ndarray, unlike: np.ndarray, closer: Closer) -> float:
-    """How often a pair that is alike has a closer value than one that is not; ties count half.
+    """The share of comparisons in which a similar pair is closer than a dissimilar one; ties count half.
 
-    1: the two never overlap; ½: the measure cannot tell them apart.
+    1: the two do not overlap; ½: the measure does not distinguish them.
     """
     if not len(alike) or not len(unlike):
         raise ValueError(f"need values of both kinds, got {len(alike)} alike and {len(unlike)} unlike")
@@ -64,31 +64,21 @@ class Probes:
         self.scale, self.images, self.population, self.seed = scale, images, population, seed
         self._kept: dict[str, tuple[Tensor, list[Tensor], list[list[Tensor]]]] = {}
 
-    @property
-    def unlike(self) -> Pairs:
-        """Pairs of untrained networks in a ring: each is in two pairs."""
-        count = len(self.population.untrained)
-        return [(k, (k + 1) % count) for k in range(count)]
-
-    @property
-    def alike(self) -> Pairs:
-        """Pairs of consecutive checkpoints of a converged run."""
-        return [(k, k + 1) for k in range(self.scale.checkpoints - 1)]
-
     def values(self, candidate: Candidate, kind: str, number: int) -> tuple[CandidateValues, CandidateValues]:
-        """Values of pairs alike and unlike, on that many images of a kind."""
+        """Values of similar and of dissimilar pairs, on the first `number` images of a kind."""
         options: dict[str, Any] = {"deadline": time.monotonic() + self.scale.budget}
         untrained: Sequence[Any] = self.population.untrained
         converged: Sequence[Sequence[Any]] = self.population.converged
         if candidate.of == "activations":
             inputs, untrained, converged = self.activations(kind)
             options |= {"inputs": inputs, "rows": number}
-        unlike = values_of(candidate, untrained, self.unlike, **options)
-        alike = gather(values_of(candidate, run, self.alike, **options) for run in converged)
-        return alike, unlike
+        ring = [(k, (k + 1) % len(untrained)) for k in range(len(untrained))]
+        consecutive = [(k, k + 1) for k in range(self.scale.checkpoints - 1)]
+        unlike = values_of(candidate, untrained, ring, **options)
+        return gather(values_of(candidate, run, consecutive, **options) for run in converged), unlike
 
     def activations(self, kind: str) -> tuple[Tensor, list[Tensor], list[list[Tensor]]]:
-        """The inputs, flattened; the activations of untrained networks, and of each run's checkpoints."""
+        """The flattened inputs, the activations of untrained networks, and those of the checkpoints of each run."""
         if kind not in self._kept:
             x = probing_images(kind, self.images, self.seed)
             untrained = [last_hidden(model, x) for model in self.population.untrained]
@@ -97,7 +87,7 @@ class Probes:
         return self._kept[kind]
 
     def seconds(self, candidate: Candidate, number: int) -> float:
-        """The median time for one pair alone, with nothing computed beforehand."""
+        """The median time for one pair, with nothing computed beforehand."""
         converged: Sequence[Sequence[Any]] = self.population.converged
         inputs = None
         if candidate.of == "activations":
@@ -115,7 +105,7 @@ class Probes:
 
 
 def calibrate(candidate: Candidate, closer: Closer, probes: Probes) -> dict[str, Any]:
-    """How far apart the two distributions are: with all images, with fewer, and with corrupted ones."""
+    """Separation of the two distributions: with all images, with fewer, and with corrupted ones."""
     scale = probes.scale
     most = min(candidate.rows or scale.test, len(probes.images.test))
     numbers = sorted({*(n for n in scale.numbers if n < most), most})
@@ -150,7 +140,7 @@ def _distribution(values: np.ndarray) -> dict[str, Any] | None:
     return {"n": len(values), "mean": float(values.mean()), "quantiles": np.quantile(values, QUANTILES).tolist()}
 
 
-# Grounding: correlations with the share of images that networks agree on, their intervals, and tests of differences
+# Grounding: correlations with the share of images on which networks agree, their intervals, and tests of differences
 
 Array = np.ndarray
 LEVEL = 0.95
@@ -169,7 +159,7 @@ class Correlation:
 
 
 def pearson(x: Array, y: Array) -> Correlation:
-    """Pearson's r with the interval and the two-sided p of Fisher's z: atanh(r) with standard error 1/√(n − 3)."""
+    """Pearson's r with the interval and the two-sided p of Fisher's z, atanh(r), with standard error 1/√(n − 3)."""
     x, y = _checked(x, y)
     r, n = float(weighted_pearson(x, y, np.ones((1, len(x))))[0]), len(x)
     if abs(r) == 1:
@@ -180,7 +170,7 @@ def pearson(x: Array, y: Array) -> Correlation:
 
 
 def spearman(x: Array, y: Array) -> Correlation:
-    """Spearman's ρ, ties at their mean rank; with Fisher's z as for r, as is customary, which is a little narrow."""
+    """Spearman's ρ, ties at their mean rank; the interval is Fisher's as for r, which is a little narrow."""
     x, y = _checked(x, y)
     return pearson(stats.rankdata(x), stats.rankdata(y))
 
@@ -190,15 +180,14 @@ def bootstrap(
 ) -> Array:
     """The coefficient in each draw of a bootstrap over units (training runs), since pairs share them.
 
-    `units` are the numbers of the two units that each pair is made of. A pair counts as often as both of its units
-    were drawn, in a product (Snijders and Borgatti 1999); a pair within one unit as often as that one. The same seed
+    `units` are the numbers of the two units of each pair. The weight of a pair is the product of the counts of its
+    units in the draw (Snijders and Borgatti 1999); that of a pair within one unit is the unit's count. The same seed
     and units give the same draws, so that two measures can be compared draw by draw. A draw in which nothing varies is
     NaN.
     """
     x, y = _checked(x, y)
-    a, b = (np.asarray(side) for side in units)
-    _, numbers = np.unique(np.concatenate([a, b]), return_inverse=True)
-    a, b, count = numbers[: len(a)], numbers[len(a) :], int(numbers.max()) + 1
+    _, numbers = np.unique(np.concatenate(units), return_inverse=True)
+    a, b, count = numbers[: len(x)], numbers[len(x) :], int(numbers.max()) + 1
     random = np.random.default_rng(seed)
     coefficients = []
     for start in range(0, draws, DRAWS_AT_ONCE):
@@ -210,7 +199,7 @@ def bootstrap(
 
 
 def percentile_interval(draws: Array) -> list[float] | None:
-    """[low, high] of the middle 95 % of draws; None where more than a tenth of them were undefined."""
+    """[low, high] of the middle 95 % of draws; None if more than a tenth of them are undefined."""
     defined = draws[np.isfinite(draws)]
     if len(defined) < 0.9 * len(draws):
         return None
@@ -218,25 +207,25 @@ def percentile_interval(draws: Array) -> list[float] | None:
 
 
 def weighted_pearson(x: Array, y: Array, weights: Array) -> Array:
-    """r of pairs that count `weights` (draws, pairs) times; NaN where one side does not vary."""
+    """r of pairs with `weights` (draws, pairs), the number of times each counts; NaN if one side does not vary."""
     x, y = (np.broadcast_to(v, weights.shape) for v in (x, y))
     total = weights.sum(1, keepdims=True)
     with np.errstate(invalid="ignore", divide="ignore"):
         dx, dy = (v - (weights * v).sum(1, keepdims=True) / total for v in (x, y))
-        xx, yy, xy = ((weights * one * other).sum(1) for one, other in ((dx, dx), (dy, dy), (dx, dy)))
-        # A side that is constant in this draw does not vary, though rounding leaves something.
+        xx, yy, xy = ((weights * u * v).sum(1) for u, v in ((dx, dx), (dy, dy), (dx, dy)))
+        # A side that is constant in a draw does not vary, though rounding leaves a little variance.
         rounding = [1e-24 * (weights * v * v).sum(1) for v in (x, y)]
-        r = np.clip(xy / np.sqrt(xx * yy), -1, 1)  # Cauchy and Schwarz: beyond is rounding
+        r = np.clip(xy / np.sqrt(xx * yy), -1, 1)  # Cauchy-Schwarz: anything beyond is rounding
         return np.where((xx > rounding[0]) & (yy > rounding[1]), r, np.nan)
 
 
 def weighted_spearman(x: Array, y: Array, weights: Array) -> Array:
-    """ρ of pairs that count `weights` times: what ranks of the repeated pairs would give."""
+    """ρ of pairs with `weights`: the value for pairs that are repeated this many times."""
     return weighted_pearson(_weighted_ranks(x, weights), _weighted_ranks(y, weights), weights)
 
 
 def _weighted_ranks(x: Array, weights: Array) -> Array:
-    """Mean ranks (draws, pairs) among values each of which counts `weights` times."""
+    """Mean ranks (draws, pairs) among values that are repeated `weights` times."""
     values, group = np.unique(x, return_inverse=True)
     order = np.argsort(group, kind="stable")
     starts = np.searchsorted(group[order], np.arange(len(values)))
@@ -246,18 +235,17 @@ def _weighted_ranks(x: Array, weights: Array) -> Array:
 
 
 def meng(first: float, second: float, between: float, n: int) -> tuple[float, float]:
-    """Z of Meng, Rosenthal and Rubin (1992, eq. 1) for correlations of two variables with a third, and its p.
+    """Z of Meng, Rosenthal and Rubin (1992, eq. 1) for correlations of two variables with a third, and its p-value.
 
-    `between` is the correlation of the two variables, all of one sample. The test rests on Fisher's z, as the intervals
-    do, and its two-sided p is what the leaderboard quotes. It assumes independent pairs; the bootstrap over models
-    shows the effect of sharing them.
+    `between` is the correlation of the two variables, all of one sample. The test is based on Fisher's z, as the
+    intervals are. It assumes independent pairs; the bootstrap over training runs shows the effect of sharing them.
     """
     if n < 4:
         raise ValueError(f"comparing two correlations needs at least 4 pairs, got {n}")
     if not all(abs(r) < 1 for r in (first, second, between)):
-        raise ValueError(f"no test for perfect correlations: got {first}, {second} and {between} between them")
+        raise ValueError(f"perfect correlations cannot be tested: got {first}, {second} and {between} between them")
     if 1 - first**2 - second**2 - between**2 + 2 * first * second * between < -1e-9:
-        raise ValueError(f"no three variables correlate by {first}, {second} and {between}: check the signs")
+        raise ValueError(f"no three variables have correlations {first}, {second} and {between}: check the signs")
     mean_square = (first**2 + second**2) / 2
     f = min((1 - between) / (2 * (1 - mean_square)), 1.0)  # the paper's own ceiling
     h = (1 - f * mean_square) / (1 - mean_square)
@@ -268,27 +256,27 @@ def meng(first: float, second: float, between: float, n: int) -> tuple[float, fl
 def _checked(x: Array, y: Array) -> tuple[Array, Array]:
     x, y = (np.asarray(v, dtype=np.float64) for v in (x, y))
     if x.shape != y.shape or x.ndim != 1:
-        raise ValueError(f"a correlation needs two lists of equal length, got shapes {x.shape} and {y.shape}")
+        raise ValueError(f"a correlation needs two vectors of equal length, got shapes {x.shape} and {y.shape}")
     if len(x) < 4:
         raise ValueError(f"a correlation with an interval needs at least 4 pairs, got {len(x)}")
     for side, v in (("first", x), ("second", y)):
         if not np.isfinite(v).all():
             raise ValueError(f"the {side} variable has {int((~np.isfinite(v)).sum())} values that are not finite")
         if np.ptp(v) <= 1e-12 * np.abs(v).max():
-            raise ValueError(f"the {side} variable is {v[0]:.4g} for all {len(v)} pairs: no correlation is defined")
+            raise ValueError(f"the {side} variable is {v[0]:.4g} for all {len(v)} pairs: the correlation is undefined")
     return x, y
 
 
-TOGETHER = 32  # networks whose activations are compared in one go
+TOGETHER = 32  # networks whose activations are compared at a time
 COEFFICIENTS = {"pearson": pearson, "spearman": spearman}
 
 
 class Undefined(ValueError):
-    """The measure has no value for any pair of a kind, by its definition: this is not a failure."""
+    """Raised when a measure is undefined for all pairs of a kind, by its definition: this is not a failure."""
 
 
 class Ground:
-    """The pairs of networks, their activations at the last hidden layer for clean images, and how far they agree."""
+    """The pairs of networks, their activations at the last hidden layer for clean images, and their agreement."""
 
     def __init__(
         self, scale: Scale, population: Population, agreement: Agreement, images: Tensor, *, seed: int
@@ -302,38 +290,43 @@ class Ground:
         return np.array([pair for block in self.population.blocks[kind] for pair in pairs_of(block)]).reshape(-1, 2)
 
     def values(self, candidate: Candidate, kind: str) -> CandidateValues:
-        """The values of all pairs, by blocks in a seeded order: if the budget runs out, a fair share is done."""
+        """The values of all pairs, by blocks in a seeded order, so that an exhausted budget leaves a fair sample."""
         blocks, deadline = self.population.blocks[kind], time.monotonic() + self.scale.budget
-        ends = np.cumsum([len(pairs_of(block)) for block in blocks])
-        values = np.full(len(self.pairs(kind)), np.nan)
+        networks: Sequence[Any] = self.activations if candidate.of == "activations" else self.population.models
+        values: dict[tuple[int, int], float] = {}
         reasons: Counter[str] = Counter()
         for lot in _lots(np.random.default_rng(self.seed).permutation(len(blocks)).tolist(), blocks):
             members = [member for k in lot for member in blocks[k]]
             place = {member: number for number, member in enumerate(members)}
-            pairs = [(place[a], place[b]) for k in lot for a, b in pairs_of(blocks[k])]
-            every: Sequence[Any] = self.activations if candidate.of == "activations" else self.population.models
-            things = [every[member] for member in members]
-            own = values_of(candidate, things, pairs, inputs=self.inputs, rows=candidate.rows, deadline=deadline)
-            values[np.concatenate([np.arange(ends[k] - len(pairs_of(blocks[k])), ends[k]) for k in lot])] = own.values
-            reasons += own.reasons
-        return CandidateValues(values, reasons)
+            pairs = [pair for k in lot for pair in pairs_of(blocks[k])]
+            part = values_of(
+                candidate,
+                [networks[member] for member in members],
+                [(place[a], place[b]) for a, b in pairs],
+                inputs=self.inputs,
+                rows=candidate.rows,
+                deadline=deadline,
+            )
+            values.update(zip(pairs, part.values, strict=True))
+            reasons += part.reasons
+        return CandidateValues(np.array([values[a, b] for a, b in self.pairs(kind)], dtype=np.float64), reasons)
 
     def runs(self, kind: str) -> tuple[np.ndarray, np.ndarray]:
-        """The training runs of the two networks of each pair: the bootstrap draws them."""
+        """The training runs of the two networks of each pair, which the bootstrap draws."""
         runs, pairs = np.array(self.population.runs), self.pairs(kind)
         return runs[pairs[:, 0]], runs[pairs[:, 1]]
 
     def agreed(self, kind: str, condition: str) -> np.ndarray:
-        """The share of images that the networks of each pair agree on."""
+        """The share of images on which the networks of each pair agree."""
         pairs = self.pairs(kind)
         return self.agreement[condition][pairs[:, 0], pairs[:, 1]]
 
 
 def _lots(order: Sequence[int], blocks: Sequence[Block]) -> Iterator[list[int]]:
-    """Blocks in this order, in lots of at most `TOGETHER` networks, which bounds the memory."""
+    """Blocks in this order, in lots of at most `TOGETHER` networks, to limit the memory."""
     lot: list[int] = []
     for k in order:
-        if lot and sum(len(blocks[one]) for one in lot) + len(blocks[k]) > TOGETHER:
+        if lot and sum(len(blocks[j]) for j in [*lot, k]) > TOGETHER:
             yield lot
             lot = []
         lot.append(k)
@@ -342,43 +335,40 @@ def _lots(order: Sequence[int], blocks: Sequence[Block]) -> Iterator[list[int]]:
 
 
 def ground(candidate: Candidate, closer: Closer, at: Ground, kind: str) -> dict[str, Any]:
-    """Correlations over the pairs of one kind: with intervals for groups of conditions, plain for each alone."""
-    every = at.values(candidate, kind)
-    kept = every.defined
-    if not kept.any():
-        why = every.reasons.most_common(1)[0][0] if every.reasons else "there are no pairs"
-        if OVER_BUDGET in every.reasons:
+    """Correlations over the pairs of one kind: with intervals for groups of conditions, without for each alone."""
+    result = at.values(candidate, kind)
+    defined = result.defined
+    if not defined.any():
+        why = result.reasons.most_common(1)[0][0] if result.reasons else "there are no pairs"
+        if OVER_BUDGET in result.reasons:
             raise ValueError(f"no pair of networks that differ in {kind} has a value: {why}")
         raise Undefined(f"not defined for networks that differ in {kind}: {why}")
-    oriented = every.values[kept] * (1 if closer == "up" else -1)
-    units_a, units_b = (side[kept] for side in at.runs(kind))
-    agreed = {name: at.agreed(kind, name)[kept] for name in at.agreement}
-    groups = {n: _correlations(oriented, agreed[n], (units_a, units_b), at) for n in GROUPS if n in agreed}
-    alone = {name: _coefficients(oriented, y) for name, y in agreed.items() if name not in GROUPS}
+    oriented = result.values[defined] * (1 if closer == "up" else -1)
+    units_a, units_b = (side[defined] for side in at.runs(kind))
+    agreed = {name: at.agreed(kind, name)[defined] for name in at.agreement}
+    groups = {n: _correlations(oriented, agreed[n], at, (units_a, units_b)) for n in GROUPS if n in agreed}
+    alone = {name: _correlations(oriented, y, at) for name, y in agreed.items() if name not in GROUPS}
     return {
-        "values": every.values,
-        "pairs": len(kept),
-        "defined": int(kept.sum()),
-        "undefined": dict(every.reasons.most_common(3)),
+        "values": result.values,
+        "pairs": len(defined),
+        "defined": int(defined.sum()),
+        "undefined": dict(result.reasons.most_common(3)),
         "groups": groups,
         "conditions": alone,
     }
 
 
-def _correlations(x: np.ndarray, y: np.ndarray, units: tuple[np.ndarray, np.ndarray], at: Ground) -> dict[str, Any]:
-    correlations: dict[str, Any] = {}
+def _correlations(x: Array, y: Array, at: Ground, units: tuple[Array, Array] | None = None) -> dict[str, Any]:
+    """Each coefficient: its value alone, or with all intervals if the units are given."""
     try:
-        for name, coefficient in COEFFICIENTS.items():
+        plain = {name: coefficient(x, y) for name, coefficient in COEFFICIENTS.items()}
+        if units is None:
+            return {name: correlation.value for name, correlation in plain.items()}
+        correlations = {}
+        for name, correlation in plain.items():
             draws = bootstrap(x, y, units, ranks=name == "spearman", draws=at.scale.draws, seed=at.seed)
-            correlations[name] = asdict(coefficient(x, y)) | {"over_models": percentile_interval(draws)}
-    except ValueError as error:
-        return {"why": str(error)}
-    return correlations
-
-
-def _coefficients(x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
-    try:
-        return {name: coefficient(x, y).value for name, coefficient in COEFFICIENTS.items()}
+            correlations[name] = asdict(correlation) | {"over_models": percentile_interval(draws)}
+        return correlations
     except ValueError as error:
         return {"why": str(error)}
 
@@ -386,37 +376,36 @@ def _coefficients(x: np.ndarray, y: np.ndarray) -> dict[str, Any]:
 def difference(
     first: np.ndarray, second: np.ndarray, at: Ground, kind: str, condition: str, *, ranks: bool
 ) -> dict[str, Any]:
-    """Whether one measure's correlation exceeds another's, on the pairs where both are defined; values oriented.
+    """The difference of two measures' correlations, on the pairs where both are defined; values oriented.
 
     The p-value is that of Meng, Rosenthal and Rubin, which assumes independent pairs; the interval is of the bootstrap
     over training runs.
     """
     kept = np.isfinite(first) & np.isfinite(second)
-    x, other, y = first[kept], second[kept], at.agreed(kind, condition)[kept]
-    one_unit, other_unit = (side[kept] for side in at.runs(kind))
+    u, v, y = first[kept], second[kept], at.agreed(kind, condition)[kept]
+    unit_a, unit_b = (side[kept] for side in at.runs(kind))
     coefficient = spearman if ranks else pearson
+    options: dict[str, Any] = {"ranks": ranks, "draws": at.scale.draws, "seed": at.seed}
     try:
-        own, against, between = (coefficient(u, v).value for u, v in ((x, y), (other, y), (x, other)))
-        drawn = [
-            bootstrap(v, y, (one_unit, other_unit), ranks=ranks, draws=at.scale.draws, seed=at.seed) for v in (x, other)
-        ]
-        p = 1.0 if own == against else meng(own, against, between, len(x))[1]
+        r, s, between = (coefficient(*pair).value for pair in ((u, y), (v, y), (u, v)))
+        draws = bootstrap(u, y, (unit_a, unit_b), **options) - bootstrap(v, y, (unit_a, unit_b), **options)
+        p = 1.0 if r == s else meng(r, s, between, len(y))[1]
     except ValueError as error:
         return {"why": str(error)}
-    return {"value": own - against, "p": p, "over_models": percentile_interval(drawn[0] - drawn[1]), "n": len(x)}
+    return {"value": r - s, "p": p, "over_models": percentile_interval(draws), "n": len(y)}
 
 
 # Manipulation
 
 FACTORS = 10.0  # neurons are rescaled by up to this, or its inverse
 SHARE = 0.1  # of the rows are translated
-DISTANCES = (1.0, 10.0, 100.0)  # times the root mean square length of a row; the farthest a value is moved counts
+DISTANCES = (1.0, 10.0, 100.0)  # times the root mean square length of a row; the largest move counts
 STEPS = 200  # of the search for a self-map
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What a network does with the images; without a model where its activations alone were changed."""
+    """The activations and answers of a network; without a model if only its activations were changed."""
 
     rows: Tensor  # (n, p) at the last hidden layer
     answers: Tensor  # (n,)
@@ -427,13 +416,13 @@ class Behaviour:
         return cls(last_hidden(model, images), model(images).argmax(1), model)
 
 
-# Changes a copy of a network, and returns it; or returns activations, at several strengths; None: it cannot be done.
+# Changes a copy of a network and returns it, or returns activations at several strengths; None: not possible.
 Make = Callable[[nn.Sequential, Tensor, torch.Generator], nn.Sequential | list[Tensor] | None]
 
 
 @dataclass(frozen=True)
 class Manipulation:
-    """A change to a network, and whether it is meant to keep what the network computes."""
+    """A change to a network, and whether it is meant to keep the network's answers."""
 
     name: str
     keeps: bool
@@ -456,7 +445,7 @@ def _layers(model: nn.Sequential) -> list[nn.Linear]:
     return [part for part in model if isinstance(part, nn.Linear)]
 
 
-@_manipulation("permuted", "the neurons of every hidden layer in another order", keeps=True)
+@_manipulation("permuted", "the neurons of every hidden layer in a random order", keeps=True)
 def _permute(model: nn.Sequential, images: Tensor, random: torch.Generator) -> nn.Sequential:
     for layer, after in itertools.pairwise(_layers(model)):
         order = torch.randperm(layer.out_features, generator=random).to(layer.weight.device)
@@ -490,7 +479,7 @@ def _dark_pixels(model: nn.Sequential, images: Tensor, random: torch.Generator) 
 
 
 def _unread(model: nn.Sequential) -> Tensor | None:
-    """(p, k): orthonormal directions of the last hidden layer that the output layer does not read."""
+    """(p, k): orthonormal directions of the last hidden layer that the output layer ignores."""
     weight = _layers(model)[-1].weight.double()
     k = weight.shape[1] - weight.shape[0]
     return torch.linalg.svd(weight).Vh[weight.shape[0] :].T if k > 0 else None
@@ -503,7 +492,7 @@ def _unread(model: nn.Sequential) -> Tensor | None:
     keeps=True,
 )
 def _translate_rows(model: nn.Sequential, images: Tensor, random: torch.Generator) -> list[Tensor] | None:
-    """Davari et al. 2023: a subset of the rows moved away, here along a direction that the output does not read."""
+    """Davari et al. 2023: move a subset of the rows away, here along a direction that the output does not read."""
     unread, rows = _unread(model), last_hidden(model, images)
     if unread is None:
         return None
@@ -554,16 +543,16 @@ def _rotate(model: nn.Sequential, images: Tensor, random: torch.Generator) -> nn
 
 @_manipulation("one direction", "all but the first principal component of the last hidden layer deleted", keeps=False)
 def _one_direction(model: nn.Sequential, images: Tensor, random: torch.Generator) -> nn.Sequential:
-    """Ding et al. 2021 delete principal components; all but the first are deleted here, about the mean."""
+    """Ding et al. 2021 delete principal components; here all but the first are deleted, about the mean."""
     rows = last_hidden(model, images)
     mean = rows.mean(0)
     first = torch.linalg.svd(rows - mean, full_matrices=False).Vh[0]
-    kept = torch.outer(first, first)
-    return _with_map(model, kept, mean - mean @ kept)
+    projection = torch.outer(first, first)
+    return _with_map(model, projection, mean - mean @ projection)
 
 
 def _with_map(model: nn.Sequential, matrix: Tensor, bias: Tensor | None = None) -> nn.Sequential:
-    """The network with a linear layer x ↦ x M + b before its last, which now is its last hidden layer."""
+    """Insert a linear layer x ↦ x M + b before the last layer; it becomes the last hidden layer."""
     p, q = matrix.shape
     layer = nn.Linear(p, q, bias=bias is not None, device=matrix.device).requires_grad_(False)
     layer.weight.copy_(matrix.T)
@@ -579,7 +568,7 @@ class Bench:
     def __init__(self, models: Sequence[nn.Sequential], images: Tensor, *, seed: int) -> None:
         self.images, self.inputs = images, images.flatten(1).double()
         self.before = [Behaviour.of(model, images) for model in models]
-        self.changed: dict[str, list[list[Behaviour] | None]] = {each.name: [] for each in MANIPULATIONS}
+        self.changed: dict[str, list[list[Behaviour] | None]] = {m.name: [] for m in MANIPULATIONS}
         for manipulation, (k, model) in itertools.product(MANIPULATIONS, enumerate(models)):
             made = manipulation.make(copy.deepcopy(model), images, torch.Generator().manual_seed(seed + k))
             if isinstance(made, nn.Sequential):
@@ -590,23 +579,23 @@ class Bench:
             self.changed[manipulation.name].append(after)
 
     def agreement(self, name: str) -> float | None:
-        """The least share of images, over networks and strengths, that are answered as before."""
-        shares = [
+        """The smallest share of images, over networks and strengths, with the same answer as before."""
+        shares = (
             float((changed.answers == before.answers).double().mean())
-            for before, every in zip(self.before, self.changed[name], strict=True)
-            for changed in every or ()
-        ]
-        return min(shares) if shares else None
+            for before, strengths in zip(self.before, self.changed[name], strict=True)
+            for changed in strengths or ()
+        )
+        return min(shares, default=None)
 
 
 def manipulate(candidate: Candidate, far: float | None, bench: Bench) -> dict[str, Any]:
-    """For each manipulation the value, and how far it moved: 0 is a network with itself, 1 untrained networks.
+    """The value after each manipulation, and how far it moved: 0 is a network with itself, 1 untrained networks.
 
-    `far` is the mean value of untrained networks. Of several strengths and networks the largest move counts where
-    the function stays; where it breaks, the mean over networks.
+    `far` is the mean value of untrained networks. The largest move over strengths and networks counts if the answers
+    are kept, otherwise the mean over networks.
     """
     same = [_value(candidate, before, before, bench) for before in bench.before]
-    outcomes = {each.name: _outcome(candidate, each, same, far, bench) for each in MANIPULATIONS}
+    outcomes = {m.name: _outcome(candidate, m, same, far, bench) for m in MANIPULATIONS}
     return {"same": float(np.mean(same)), "far": far, "manipulations": outcomes}
 
 
@@ -616,27 +605,27 @@ def _outcome(
     facts = {"keeps": manipulation.keeps, "about": manipulation.about, "agreement": bench.agreement(manipulation.name)}
     values, moves = [], []
     try:
-        for own, before, every in zip(same, bench.before, bench.changed[manipulation.name], strict=True):
-            if every is None:
-                return facts | {"why": "cannot be done to these networks and images"}
-            if candidate.of == "models" and any(changed.model is None for changed in every):
-                return facts | {"why": "is done to activations; the measure reads networks"}
-            moved_to = [_value(candidate, before, changed, bench) for changed in every]
-            values.append(max(moved_to, key=lambda value, own=own: abs(value - own)))  # type: ignore[misc]
-            if far is not None and abs(own - far) > 1e-6 * max(abs(own), abs(far)):
-                moves.append((own - values[-1]) / (own - far))
+        for start, before, strengths in zip(same, bench.before, bench.changed[manipulation.name], strict=True):
+            if strengths is None:
+                return facts | {"why": "not possible for these networks and images"}
+            if candidate.of == "models" and any(changed.model is None for changed in strengths):
+                return facts | {"why": "changes activations, but the measure reads networks"}
+            after = np.array([_value(candidate, before, changed, bench) for changed in strengths])
+            values.append(float(after[np.abs(after - start).argmax()]))
+            if far is not None and abs(start - far) > 1e-6 * max(abs(start), abs(far)):
+                moves.append((start - values[-1]) / (start - far))
     except Exception as error:
         return facts | {"why": f"{type(error).__name__}: {error}"}
     if len(moves) < len(values):
-        why = "untrained networks have the value of a network with itself: there is no scale for how far it moved"
+        why = "untrained networks have the same value as a network with itself, so moves have no scale"
         return facts | {"value": float(np.mean(values)), "why": why}
     moved = max(moves, key=abs) if manipulation.keeps else float(np.mean(moves))
     return facts | {"value": float(np.mean(values)), "moved": float(moved)}
 
 
 def _value(candidate: Candidate, before: Behaviour, after: Behaviour, bench: Bench) -> float:
-    things: Any = [side.rows if candidate.of == "activations" else side.model for side in (before, after)]
-    pair = values_of(candidate, things, [(0, 1)], inputs=bench.inputs, rows=candidate.rows)
+    networks: Any = [side.rows if candidate.of == "activations" else side.model for side in (before, after)]
+    pair = values_of(candidate, networks, [(0, 1)], inputs=bench.inputs, rows=candidate.rows)
     if not pair.defined[0]:
         raise ValueError(next(iter(pair.reasons)))
     return float(pair.values[0])

@@ -3,11 +3,10 @@
 from ..checks import nearest
 from .batches import (
     ALL,
-    BadBatch,
     Batches,
     Chunk,
-    NoData,
     Share,
+    copied,
     count_inputs,
     cut,
     explain_types,
@@ -25,14 +24,13 @@ from .batches import (
 from .linear import Linearised, NotLinear, check_linear, linearised, weighted_layers
 from .restore import as_found, borrowed, kept_attributes, restored_after_errors
 from .rows import RULES, Masks, Rule, check_rule, gives_several_rows, mask_of, needs_axes, rows_per_input, to_rows
-from .saved import ActivationFile, BadActivations, open_activations, read_npz, read_safetensors
+from .saved import ActivationFile, open_activations, read_npz, read_safetensors
 from .sites import (
     Keep,
     NoRows,
     SilentSite,
     Site,
     SiteError,
-    UnknownSite,
     Watch,
     answer_in,
     fresh_leaf,

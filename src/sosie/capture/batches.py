@@ -1,18 +1,17 @@
-"""What a model is given: batches of any structure, the data as a stream of them, and the arguments of its forward.
+"""Batches of any structure, the data as a stream of them, and the arguments of a model's forward.
 
-A batch is a tensor, a NumPy array, a list of anything (strings, say), or tuples, lists and dicts of these.
-Numbers, booleans and None inside a dict are options of the call: they belong to no input and pass through.
+A batch is a tensor, a NumPy array, a list with one item per input (strings, say), or tuples, lists and dicts of these.
+Numbers, booleans and None inside a dict are options of the call: they are passed on as they are.
 """
 
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,62 +28,70 @@ MASK, DECODER_MASK = "attention_mask", "decoder_attention_mask"
 _OPTIONS = (bool, int, float, str, type(None))
 
 
-class BadBatch(ValueError):
-    """The data yielded something that cannot be given to a model as a batch of inputs."""
-
-
 def count_inputs(batch: Any) -> int:
-    """How many inputs a batch holds; everything in it must agree."""
+    """Return the number of inputs in a batch; all its parts must agree."""
     lengths = _lengths(batch, "the batch", ())
     if not lengths:
-        raise BadBatch(f"a batch of {type(batch).__name__} with no tensor in it; {_ACCEPTED}")
+        raise ValueError(f"a batch of type {type(batch).__name__} holds no tensor; {_ACCEPTED}")
     (first, count), *others = lengths
     for name, length in others:
         if length != count:
-            raise BadBatch(f"a batch must hold as many of each: {first} has {count} rows, {name} has {length}")
+            raise ValueError(
+                f"all parts of a batch need the same length: {first} has {count} rows, {name} has {length}"
+            )
     return count
 
 
 def cut(batch: Any, start: int, stop: int) -> Any:
-    """The inputs from start to stop; tensors are views."""
+    """Return the inputs from start to stop; tensors are views."""
     return rebuild(lambda leaf: leaf[start:stop], batch)
 
 
-def join(batches: Sequence[Any]) -> Any:
-    """Several batches of one structure as one; one alone is passed through without a copy."""
+def copied(batch: Any) -> Any:
+    """Copy a batch, lists too, so that later changes of the original do not reach it."""
+    return rebuild(lambda leaf: list(leaf) if isinstance(leaf, list) else _moved(leaf, None), batch)
+
+
+def join(batches: Sequence[Any], name: str = "batch") -> Any:
+    """Concatenate batches of one structure; a single batch is returned without a copy."""
     if len(batches) == 1:
         return batches[0]
     first = batches[0]
     kinds = {_kind(batch) for batch in batches}
     if len(kinds) > 1:
-        raise BadBatch(f"batches of different structure: {' and '.join(sorted(kinds))}")
+        raise ValueError(f"batches of different structure: {' and '.join(sorted(kinds))}")
     if isinstance(first, Mapping):
-        same_length = batches
         for mask in (MASK, DECODER_MASK):
-            same_length = _pad_tokens(same_length, mask) if mask in first else same_length
-        return {key: join([batch[key] for batch in same_length]) for key in first}
+            if mask in first:
+                batches = _pad_tokens(batches, mask)
+        return {key: join([batch[key] for batch in batches], str(key)) for key in first}
     if is_parts(first):
-        return like(first, [join(parts) for parts in zip(*batches, strict=True)])
+        return like(first, [join(parts, name) for parts in zip(*batches, strict=True)])
     if isinstance(first, Tensor):
         shapes = sorted({tuple(tensor.shape[1:]) for tensor in batches})
         if len(shapes) > 1:
-            raise BadBatch(
-                f"inputs of different shape, {shapes[0]} and {shapes[1]}, cannot be cut into blocks of rows: pad or "
-                f"resize them in the loader (dicts with an {MASK} are padded here)"
+            raise ValueError(
+                f"inputs of different shape, {shapes[0]} and {shapes[1]}, cannot be regrouped into blocks of rows: pad "
+                f"or resize them in the loader (dicts with an {MASK} are padded automatically)"
             )
         return torch.cat(list(batches))
     if isinstance(first, list):
         return [item for batch in batches for item in batch]
+    if other := [option for option in batches if option != first]:
+        raise ValueError(
+            f"batches with {name}={first!r} and {name}={other[0]!r} cannot be joined into one: give {name} as a tensor "
+            "with one value per input, or compare their inputs separately"
+        )
     return first
 
 
 def rebuild(change: Callable[[Any], Any], batch: Any) -> Any:
-    """The same structure with every tensor and list changed."""
+    """Apply `change` to every tensor and list of a batch and return the same structure."""
     return rebuild_named(lambda _, leaf: change(leaf), batch)
 
 
 def rebuild_named(change: Callable[[str, Any], Any], batch: Any, name: str = "") -> Any:
-    """The same structure with `change(key, leaf)` in place of every tensor and list, by the innermost dict's key."""
+    """Apply `change(key, leaf)` to every tensor and list; `key` is that of the innermost dict."""
     if isinstance(batch, Mapping):
         return {key: rebuild_named(change, part, str(key)) for key, part in batch.items()}
     if is_parts(batch):
@@ -93,45 +100,43 @@ def rebuild_named(change: Callable[[str, Any], Any], batch: Any, name: str = "")
 
 
 def with_tensors(batch: Any) -> Any:
-    """NumPy arrays as tensors (sharing memory where they can), arrays of objects or text as lists."""
+    """Turn NumPy arrays into tensors (sharing memory where possible), and arrays of objects or text into lists."""
     return rebuild(_as_tensor, batch)
 
 
-def number_array(given: Any, label: str) -> np.ndarray[Any, Any]:
-    """An array of numbers that torch can hold as well; an error where the meaning of what was given would be lost."""
-    if np.ma.is_masked(given):
+def number_array(values: Any, label: str) -> np.ndarray[Any, Any]:
+    """Return an array of numbers that torch can hold; raise where the conversion would change their meaning."""
+    if np.ma.is_masked(values):
         raise ValueError(
-            f"{label} is a masked array with {np.ma.count_masked(given)} masked entries, which would count like the "
+            f"{label} is a masked array, and its {np.ma.count_masked(values)} masked entries would count like the "
             "others: leave those rows out of both sides, or fill them with .filled(…)"
         )
-    array = np.asarray(given)
+    array = np.asarray(values)
     if array.dtype.names:
         raise TypeError(
-            f"{label} is a structured array with the fields {', '.join(array.dtype.names)}: make columns of them with "
-            "numpy.lib.recfunctions.structured_to_unstructured"
+            f"{label} is a structured array with the fields {', '.join(array.dtype.names)}: turn these into columns "
+            "with numpy.lib.recfunctions.structured_to_unstructured"
         )
     if array.dtype == object:
         kinds = ", ".join(sorted({type(item).__name__ for item in array.flat[:100]}))
         raise TypeError(
-            f"{label} must hold numbers, got an array of Python objects ({kinds}): leave out missing values and "
-            "convert it with .astype(float)"
+            f"{label} must hold numbers, got an array of Python objects ({kinds}): remove missing values and convert "
+            "it with .astype(float)"
         )
     if array.dtype.kind not in "biufc":
         raise TypeError(f"{label} must hold numbers, got an array of {array.dtype}")
     if array.dtype in (np.longdouble, np.clongdouble) and array.dtype.itemsize > 8 * (1 + (array.dtype.kind == "c")):
-        raise TypeError(
-            f"{label} holds {array.dtype}, more digits than torch has: round it with .astype(numpy.float64)"
-        )
+        raise TypeError(f"{label} holds {array.dtype}, which torch lacks: round it with .astype(numpy.float64)")
     return array
 
 
 def is_text(batch: Any) -> bool:
-    """A list of strings, an input each; a tuple of them too, as a DataLoader of (text, label) has it."""
+    """Return whether this is a list of strings, or a tuple of them as a DataLoader of (text, label) yields."""
     return isinstance(batch, (list, tuple)) and bool(batch) and all(isinstance(item, str) for item in batch)
 
 
 def is_parts(batch: Any) -> bool:
-    """A tuple, or a list with tensors, arrays or dicts in it; other lists are one item per input, and so is text."""
+    """Return whether this is a tuple, or a list of tensors, arrays or dicts; other lists hold one item per input."""
     if isinstance(batch, tuple):
         return not is_text(batch)
     return isinstance(batch, list) and any(isinstance(part, (Tensor, np.ndarray, Mapping)) for part in batch)
@@ -155,20 +160,20 @@ def _as_tensor(leaf: Any) -> Any:
 
 def _lengths(batch: Any, name: str, options: tuple[type, ...]) -> list[tuple[str, int]]:
     if isinstance(batch, Mapping):
-        return [each for key, part in batch.items() for each in _lengths(part, repr(key), _OPTIONS)]
+        return [length for key, part in batch.items() for length in _lengths(part, repr(key), _OPTIONS)]
     if is_parts(batch):
         parts = [(f"part {i} of {name}", part) for i, part in enumerate(batch)]
-        return [each for label, part in parts for each in _lengths(part, label, (type(None),))]
+        return [length for label, part in parts for length in _lengths(part, label, (type(None),))]
     if isinstance(batch, (Tensor, np.ndarray)):
         if batch.ndim == 0:
-            raise BadBatch(f"{name} is a tensor of no dimensions; its first must count the inputs")
+            raise ValueError(f"{name} is a tensor without dimensions; the first dimension must count the inputs")
         return [(name, len(batch))]
     if isinstance(batch, (list, tuple)):
         return [(name, len(batch))]
     if isinstance(batch, options):
         return []
-    samples = "; single samples go through a DataLoader first" if isinstance(batch, (int, float, str)) else ""
-    raise BadBatch(f"{name} is of type {type(batch).__name__}; {_ACCEPTED}{samples}")
+    samples = "; use a DataLoader to batch single samples" if isinstance(batch, (int, float, str)) else ""
+    raise ValueError(f"{name} is of type {type(batch).__name__}; {_ACCEPTED}{samples}")
 
 
 def _kind(batch: Any) -> str:
@@ -178,58 +183,54 @@ def _kind(batch: Any) -> str:
 
 
 def _pad_tokens(batches: Sequence[Mapping[str, Any]], mask: str) -> list[dict[str, Any]]:
-    """Right-pad with zeros whatever is as long as its mask, which says that they do not count."""
+    """Right-pad with zeros every part that is as long as its mask, which marks the padding."""
     longest = max(batch[mask].shape[1] for batch in batches)
-    alike = []
+    padded_batches = []
     for batch in batches:
-        own = batch[mask].shape[1]
-        if batch[mask].ndim != 2 and own != longest:
-            raise BadBatch(f"{mask} of shape {tuple(batch[mask].shape)} cannot be padded to {longest} tokens")
+        tokens = batch[mask].shape[1]
+        if batch[mask].ndim != 2 and tokens != longest:
+            raise ValueError(f"{mask} of shape {tuple(batch[mask].shape)} cannot be padded to {longest} tokens")
         padded = dict(batch)
         for key, part in batch.items():
             # The decoder's tokens must not be padded without a mask of their own.
-            decoders = key.startswith("decoder_") or (key == "labels" and DECODER_MASK in batch)
-            mine = decoders == (mask == DECODER_MASK)
-            if mine and isinstance(part, Tensor) and part.ndim >= 2 and part.shape[1] == own < longest:
-                padded[key] = pad(part, (0, 0) * (part.ndim - 2) + (0, longest - own))
-        alike.append(padded)
-    return alike
+            is_decoders = key.startswith("decoder_") or (key == "labels" and DECODER_MASK in batch)
+            belongs = is_decoders == (mask == DECODER_MASK)
+            if belongs and isinstance(part, Tensor) and part.ndim >= 2 and part.shape[1] == tokens < longest:
+                padded[key] = pad(part, (0, 0) * (part.ndim - 2) + (0, longest - tokens))
+        padded_batches.append(padded)
+    return padded_batches
 
 
 def input_rows(batch: Any, count: int) -> Tensor:
-    """What the networks are given as (inputs, numbers): the first tensor of the batch that holds real numbers."""
+    """Return the first floating-point tensor of the batch as (inputs, numbers)."""
     leaves: list[Any] = []
     rebuild(leaves.append, batch)
     for leaf in leaves:
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and len(leaf) == count:
             return leaf.detach().reshape(count, -1)
-    raise BadBatch(
-        "a measure that regresses the inputs out needs data with real numbers in it (images, say): "
-        f"found {', '.join(type(leaf).__name__ for leaf in leaves) or 'no data'}"
+    raise ValueError(
+        "a measure that regresses out the inputs needs floating-point data (images, say): "
+        f"got {', '.join(type(leaf).__name__ for leaf in leaves) or 'no data'}"
     )
 
 
-# The data as a stream of chunks, cut anew so that the loader's batch size does not matter
+# The data as a stream of chunks, recut so that the loader's batch size does not matter
 
-BATCH = 128  # inputs per batch where the data come in no batches of their own
-
-
-class NoData(ValueError):
-    """The data held no inputs."""
+BATCH = 128  # inputs per batch where the data are not batched
 
 
 @dataclass(frozen=True)
 class Chunk:
     """Consecutive inputs of the stream, in the structure of the loader's batches."""
 
-    batch: Any  # None: of saved activations, or of another process's share
+    batch: Any  # None for saved activations, and for another process's share
     start: int  # index of the first input in the whole data
     count: int
 
 
 @dataclass(frozen=True)
 class Share:
-    """Every `of`-th chunk, from number `rank` on: nothing is read twice, nothing is padded."""
+    """Every `of`-th chunk, starting with number `rank`: nothing is read twice, nothing is padded."""
 
     rank: int = 0
     of: int = 1
@@ -239,22 +240,15 @@ class Share:
 
 
 ALL = Share()
-Span = tuple[int, int]  # from one input up to another
-
-
-class Places(NamedTuple):
-    """Data whose inputs can be read in any order: how many, in batches of how many, and how."""
-
-    total: int
-    size: int
-    read: Callable[[Iterable[Span]], Iterable[Any]]  # one batch for each span of inputs
+Span = tuple[int, int]  # start and stop of consecutive inputs
+Reader = Callable[[Iterable[Span]], Iterable[Any]]  # yields one batch per span
 
 
 class Batches:
     """Any data as batches: an iterable of them, a whole tensor, array, dict or list of texts, or a Dataset of samples.
 
-    `total` is the number of inputs where that is known without reading the data, else None; `places` is how to read
-    them in any order, or None where they only come in their own.
+    `total` is the number of inputs, None if it is unknown before the data are read. `read` reads inputs in any order,
+    None if that is impossible; `size` is then the batch size.
     """
 
     def __init__(self, data: Any) -> None:
@@ -268,19 +262,26 @@ class Batches:
             self._data = DataLoader(data, batch_size=BATCH, shuffle=False)
         elif isinstance(data, (str, bytes)) or not isinstance(data, Iterable):
             raise TypeError(f"data must be iterable and yield batches, got {type(data).__name__}")
-        elif isinstance(data, tuple) and _looks_like_a_pair(data):
-            raise BadBatch("a tuple of different tensors may be one batch or two: give [(x, y)] or TensorDataset(x, y)")
-        self.places = None if self.total is None else _places(self.total, self._data)
-        self.reuses_buffers = not isinstance(self._data, (list, tuple, DataLoader))  # or may do so
+        elif isinstance(data, tuple) and _may_be_one_batch(data):
+            raise ValueError(
+                "a tuple of tensors as data is read as several batches, but the parts of this one look like those of "
+                "one batch: give [(x, y)], TensorDataset(x, y) or a dict {'input_ids': …, 'attention_mask': …}; or a "
+                "list if each part is a batch"
+            )
+        self.size, self.read = (0, None) if self.total is None else _random_access(self._data)
 
     def __iter__(self) -> Iterator[Any]:
         for batch, _ in self._counted():
             yield batch
 
+    def kept(self, batch: Any) -> Any:
+        """Return a batch that is kept while others are read: a copy if the data may reuse one buffer for all."""
+        return batch if isinstance(self._data, (list, tuple, DataLoader)) else copied(batch)
+
     def _counted(self) -> Iterator[tuple[Any, int]]:
         stream = iter(self._data)
         if stream is self._data and self._used:
-            raise NoData("the data are a one-shot iterator that was read before: give a list or a DataLoader")
+            raise ValueError("the data are a one-shot iterator that was read before: give a list or a DataLoader")
         self._used = True
         empty = True
         for raw in stream:
@@ -290,7 +291,7 @@ class Batches:
                 empty = False
                 yield batch, count
         if empty:
-            raise NoData("the data yielded no inputs")
+            raise ValueError("the data yielded no inputs")
 
 
 def recut(
@@ -302,20 +303,22 @@ def recut(
     largest: int | None = None,
     share: Share = ALL,
 ) -> Iterator[Chunk]:
-    """The same inputs in chunks of a multiple of `block`: as large as the loader's first batch, or `largest`.
+    """Yield the inputs in chunks of a multiple of `block`: as large as the loader's first batch, or `largest`.
 
-    The last chunk has what is left: fewer than `block` inputs never stand alone unless there are no more.
-    With `block=None` the loader's batches pass as they are. The first `skip` inputs are left out, and those
-    from index `max_rows` on (counted from the start of the data, the skipped ones included). Chunks that are not
-    of this process's `share` come without their inputs, which are not even read where that can be helped.
+    The last chunk takes the remainder: fewer than `block` inputs never stand alone unless there are no more.
+    With `block=None` the loader's batches pass unchanged. The first `skip` inputs are left out, and so are those from
+    index `max_rows` on (counted from the start of the data, skipped inputs included). Chunks outside this process's
+    `share` come without their inputs, which are not read where the data allow it.
     """
     if block is not None:
         whole_number(block, "block", least=1)
     if max_rows is not None:
         whole_number(max_rows, "max_rows", least=1)
     source = batches if isinstance(batches, Batches) else Batches(batches)
-    if share.of > 1 and source.places is not None:
-        yield from _read_there(source.places, share, block=block, skip=skip, max_rows=max_rows, largest=largest)
+    if share.of > 1 and source.total is not None and source.read is not None:
+        end = source.total if max_rows is None else min(source.total, max_rows)
+        spans = list(_spans(source.total, source.size, end, block=block, skip=skip, largest=largest))
+        yield from _read_share(source.read, spans, share)
     elif block is None:
         for number, (_, chunk) in enumerate(_bounded(source, skip, max_rows)):
             yield chunk if share.has(number) else replace(chunk, batch=None)
@@ -329,8 +332,8 @@ def recut(
             while held >= size + block:
                 yield _take(waiting, size, wanted=share.has(number))
                 number, held = number + 1, held - size
-            if source.reuses_buffers and waiting:
-                waiting[-1] = replace(waiting[-1], batch=rebuild(_copied, waiting[-1].batch))
+            if waiting:
+                waiting[-1] = replace(waiting[-1], batch=source.kept(waiting[-1].batch))
         if held:
             yield _take(waiting, held, wanted=share.has(number))
 
@@ -339,25 +342,20 @@ def _chunk_size(loaded: int, block: int, largest: int | None) -> int:
     return max(block, min(loaded, largest or loaded) // block * block)
 
 
-def _read_there(places: Places, share: Share, **how: Any) -> Iterator[Chunk]:
-    """The chunks that going through the batches would give, of which only those of the share are read."""
-    spans = list(_spans(places, **how))
-    batches = iter(places.read(span for number, span in enumerate(spans) if share.has(number)))
+def _read_share(read: Reader, spans: Sequence[Span], share: Share) -> Iterator[Chunk]:
+    """Yield the chunks of a pass over the data, reading only those of the share."""
+    batches = iter(read(span for number, span in enumerate(spans) if share.has(number)))
     for number, (start, stop) in enumerate(spans):
         batch = None
         if share.has(number):
             batch = with_tensors(next(batches))
             if count_inputs(batch) != stop - start:
-                raise BadBatch(f"inputs {start} to {stop - 1} were asked for, and {count_inputs(batch)} came")
+                raise ValueError(f"inputs {start} to {stop - 1} were requested, and {count_inputs(batch)} came")
         yield Chunk(batch, start, stop - start)
 
 
-def _spans(
-    places: Places, *, block: int | None, skip: int, max_rows: int | None, largest: int | None
-) -> Iterator[Span]:
-    """Where the chunks of `recut` begin and end."""
-    total, size, _ = places
-    end = total if max_rows is None else min(total, max_rows)
+def _spans(total: int, size: int, end: int, *, block: int | None, skip: int, largest: int | None) -> Iterator[Span]:
+    """Yield the start and stop of each chunk of `recut` up to `end`."""
     if skip >= end:
         return
     if block is None:
@@ -370,12 +368,8 @@ def _spans(
     yield skip, end
 
 
-def _copied(leaf: Any) -> Any:
-    return leaf.clone() if isinstance(leaf, Tensor) else leaf
-
-
 def _bounded(source: Batches, skip: int, max_rows: int | None) -> Iterator[tuple[int, Chunk]]:
-    """The size of each batch as loaded, and what of it lies between skip and max_rows."""
+    """Yield the size of each loaded batch and its part between skip and max_rows."""
     seen = 0
     for batch, count in source._counted():
         first = min(max(skip - seen, 0), count)
@@ -389,7 +383,7 @@ def _bounded(source: Batches, skip: int, max_rows: int | None) -> Iterator[tuple
 
 
 def _take(waiting: deque[Chunk], size: int, *, wanted: bool) -> Chunk:
-    """The next inputs, taken off those that wait; they are put together, which copies, only if they are wanted."""
+    """Take the next inputs from the queue; they are joined, which copies, only if they are wanted."""
     start, taken, missing = waiting[0].start, [], size
     while missing:
         part = waiting.popleft()
@@ -401,37 +395,37 @@ def _take(waiting: deque[Chunk], size: int, *, wanted: bool) -> Chunk:
     return Chunk(join(taken) if wanted else None, start, size)
 
 
-def _places(total: int, data: Any) -> Places | None:
+def _random_access(data: Any) -> tuple[int, Reader | None]:
+    """Return the batch size and a reader of any inputs, or no reader."""
     if isinstance(data, DataLoader):
-        # In order, in batches of one size, and put together without regard to the others of a batch.
+        # Sequential batches of one size, whose samples are collated independently.
         in_order = type(data.sampler) is SequentialSampler and not isinstance(data.dataset, IterableDataset)
         if data.batch_size is None or not in_order or data.collate_fn is not default_collate:
-            return None
-        return Places(total, data.batch_size, lambda spans: _loaded(data, spans))
+            return 0, None
+        return data.batch_size, lambda spans: _loaded(data, spans)
     read, size = getattr(data, "read", None), getattr(data, "size", None)
     if callable(read) and isinstance(size, int) and isinstance(getattr(data, "total", None), int):
-        return Places(total, size, lambda spans: (read(start, stop) for start, stop in spans))
-    return None
+        return size, lambda spans: (read(start, stop) for start, stop in spans)
+    return 0, None
 
 
 def _loaded(loader: DataLoader[Any], spans: Iterable[Span]) -> Iterable[Any]:
-    """As the user's own loader would: with its workers, its pinned memory."""
-    return DataLoader(
-        loader.dataset,
-        batch_sampler=(list(range(*span)) for span in spans),
-        num_workers=loader.num_workers,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        prefetch_factor=loader.prefetch_factor,
-        generator=loader.generator,
-    )
+    """Return a loader of these spans with the workers and the pinned memory of the user's own."""
+    options = "num_workers pin_memory timeout worker_init_fn multiprocessing_context prefetch_factor generator"
+    same: dict[str, Any] = {name: getattr(loader, name) for name in options.split()}
+    return DataLoader(loader.dataset, batch_sampler=(list(range(*span)) for span in spans), **same)
 
 
-def _looks_like_a_pair(data: tuple[Any, ...]) -> bool:
-    arrays = [part for part in data if isinstance(part, (Tensor, np.ndarray))]
-    return len(arrays) == len(data) > 1 and len({tuple(part.shape[1:]) for part in arrays}) > 1
+def _may_be_one_batch(data: tuple[Any, ...]) -> bool:
+    """Return whether the parts of a tuple differ as inputs and labels do, or ids and their mask."""
+    parts = [with_tensors(part) for part in data if isinstance(part, (Tensor, np.ndarray))]
+    if hasattr(data, "_fields") or len(parts) < len(data) or not all(isinstance(part, Tensor) for part in parts):
+        return hasattr(data, "_fields")
+    if len({(part.dtype, part.shape[1:]) for part in parts}) > 1:
+        return True
+    if parts[0].is_floating_point() or parts[0].ndim != 2 or len({len(part) for part in parts}) > 1:
+        return False
+    return any(map(_pads, parts)) and any(bool(((part != 0) & (part != 1)).any()) for part in parts)
 
 
 def _is_map_style(data: Any) -> bool:
@@ -442,7 +436,7 @@ def _total(data: Any) -> int | None:
     try:
         if isinstance(data, DataLoader):
             if data.batch_size is None:
-                return None  # batches are made by the data set or a sampler of the user's own
+                return None  # the data set or a custom sampler makes the batches
             inputs = len(data.dataset if isinstance(data.dataset, IterableDataset) else data.sampler)  # type: ignore[arg-type]
             return inputs // data.batch_size * data.batch_size if data.drop_last else inputs
         if isinstance(data, (Tensor, np.ndarray, Mapping)) or is_text(data):
@@ -452,52 +446,52 @@ def _total(data: Any) -> int | None:
         if isinstance(data, (list, tuple)):
             return sum(count_inputs(with_tensors(batch)) for batch in data)
         if isinstance(getattr(data, "total", None), int):
-            return int(data.total)  # batches that know how many inputs they hold
+            return int(data.total)  # batches that know their number of inputs
     except (TypeError, NotImplementedError):
         pass  # a sampler or data set without a length
     return None
 
 
-# What a model is called with: which parts of a batch, on which device
+# The arguments of a model: which parts of a batch, on which device
 
 _TARGETS = ("labels", "label")
 _IMAGES = ("pixel_values", "x")
-_NUMBERED = "argument "  # before the number of an argument without a name
+_NUMBERED = "argument "  # prefix for positional arguments without a name
 
 
 @dataclass(frozen=True)
 class CallArguments:
-    """What a model is called with, as one structure whose tensors have names."""
+    """The arguments of a model's forward as one structure whose tensors have names."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     names: tuple[str, ...] = ()  # of the forward's positional parameters
 
     def map(self, change: Callable[[str, Any], Any]) -> CallArguments:
-        """The same arguments with `change(name, leaf)` in place of every tensor and list."""
+        """Return the arguments with `change(name, leaf)` in place of every tensor and list."""
         names = (*self.names, *[""] * len(self.args))
         args = tuple(rebuild_named(change, arg, name) for arg, name in zip(self.args, names, strict=False))
         return replace(self, args=args, kwargs=rebuild_named(change, self.kwargs))
 
     def leaves(self) -> list[Any]:
-        """Every tensor and list, in the order of `map`."""
+        """Return every tensor and list, in the order of `map`."""
         return [leaf for _, leaf in self.named_leaves()]
 
     def named_leaves(self) -> list[tuple[str, Any]]:
-        found: list[tuple[str, Any]] = []
-        self.map(lambda name, leaf: found.append((name, leaf)))
-        return found
+        leaves: list[tuple[str, Any]] = []
+        self.map(lambda name, leaf: leaves.append((name, leaf)))
+        return leaves
 
     def form(self) -> CallArguments:
-        """The same with names in place of tensors and lists: equal for calls of one structure and the same options."""
+        """Return names in place of tensors and lists: equal for calls of one structure with the same options."""
         return self.map(lambda name, leaf: name)
 
     def count(self) -> int:
-        """The number of inputs."""
+        """Return the number of inputs."""
         return count_inputs((self.args, self.kwargs))
 
     def inputs(self, start: int, stop: int) -> CallArguments:
-        """The inputs from start to stop."""
+        """Return the inputs from start to stop."""
         return self.map(lambda _, leaf: leaf[start:stop])
 
 
@@ -509,19 +503,19 @@ def model_arguments(
     prepare: Callable[[Any], Any] | None = None,
     device: str | torch.device | None = None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments for a model, moved to its device.
+    """Return positional and keyword arguments for a model, moved to its device.
 
-    A tensor is the argument; of a pair the first part is; a dict gives keyword arguments, without its labels.
-    Where the forward of `model` takes an `attention_mask`, a part (inputs, tokens) beside ids or embeddings is that.
-    `inputs(batch)` overrides that and returns a tensor, a tuple of arguments or a dict. `prepare` (the
-    model's own normalisation) is applied after the move, to the first argument, or in a dict to
-    `pixel_values`, `x`, or the first floating-point tensor. Where there is text, a list of strings or a dict
-    with one in it, `prepare` is the model's tokeniser: it gets all of that, and returns the arguments.
+    A tensor is the argument, and so is the first part of a pair; a dict gives keyword arguments, without its labels.
+    If the forward of `model` takes an `attention_mask`, a part (inputs, tokens) beside ids or embeddings is passed as
+    that. `inputs(batch)` overrides all this and returns a tensor, a tuple of arguments or a dict. `prepare` (its own
+    normalisation) is applied after the move to the first argument, or in a dict to `pixel_values`, `x`, or the
+    first floating-point tensor. For text (a list of strings, or a dict with such a list) `prepare` is the model's
+    tokeniser: it receives the whole batch and returns the arguments.
     """
-    chosen = without_labels(batch) if inputs is None else inputs(batch)
+    chosen = without_labels(batch) if inputs is None else inputs(copied(batch))  # it may work in place
     has_text = is_text(chosen) or (isinstance(chosen, Mapping) and any(map(is_text, chosen.values())))
     if has_text and prepare is None and inputs is None:
-        raise BadBatch("the data are texts, which a model cannot read: give its tokeniser as prepare_a= and prepare_b=")
+        raise ValueError("the data are texts, which a model cannot read: give tokenisers as prepare_a= and prepare_b=")
     if has_text and prepare is not None:
         chosen, prepare = _tokenised(chosen, prepare), None
     elif getattr(prepare, "text_only", False):
@@ -539,63 +533,59 @@ def model_arguments(
     if prepare is not None:
         if not positional or not isinstance(positional[0], Tensor):
             got = type(positional[0]).__name__ if positional else "nothing"
-            raise BadBatch(f"prepare is applied to the model's first argument, which is {got} and no tensor")
+            raise ValueError(f"prepare is applied to the model's first argument, which is {got}, not a tensor")
         positional = (prepare(positional[0]), *positional[1:])
     return positional, beside
 
 
 def _mask_beside(batch: Any, model: nn.Module) -> Tensor | None:
-    """The padding mask among the parts of a batch (ids, mask, …), for a model that takes one; None: there is none.
+    """Return the padding mask among the parts of a batch (ids, mask, …) if the model takes one, else None.
 
-    The first part may be embeddings (inputs, tokens, features), too. Labels of tokens are as large as the ids, so that
-    a part which may be either is an error. A mask has 1 at tokens and 0 at the padding before or after them: labels of
-    0 and 1 are in no such order.
+    The first part may also be embeddings (inputs, tokens, features). Labels of tokens have the shape of the ids, so a
+    part that may be either is an error. A mask has 1 at tokens and 0 at the padding before or after them.
     """
     if not is_parts(batch) or len(batch) < 2 or not isinstance(ids := with_tensors(batch[0]), Tensor):
         return None
     if ids.ndim not in (2, 3) or (ids.ndim == 2 and ids.is_floating_point()):
         return None
     parts = [part for part in map(with_tensors, batch[1:]) if isinstance(part, Tensor)]
-    others = [part for part in parts if part.shape == ids.shape[:2]]
+    candidates = [part for part in parts if part.shape == ids.shape[:2]]
     of_scores = [part for part in parts if part.shape != ids.shape and _masks_scores(part, *ids.shape[:2])]
-    if not (others or of_scores):
+    if not (candidates or of_scores):
         return None
-    if not _takes_mask(unwrap(model)):
-        _check_own_mask(unwrap(model), [part for part in others if _pads(part)])
+    model = unwrap(model)
+    if not _takes_mask(model):
+        _check_other_masks(model, [part for part in candidates if _pads(part)])
         return None
-    if not others:
-        raise BadBatch(
-            f"{type(unwrap(model)).__name__} takes an {MASK}, and a part of the batch has shape "
-            f"{tuple(of_scores[0].shape)}, as a mask of attention scores has; padding is read from (inputs, tokens), 1 "
-            "at tokens: give that one"
+    if not candidates:
+        raise ValueError(
+            f"{type(model).__name__} takes an {MASK}, but a part of the batch has shape {tuple(of_scores[0].shape)}, "
+            "as a mask of attention scores has: give the padding mask (inputs, tokens), 1 at tokens"
         )
-    binary = [part for part in others if bool(((part == 0) | (part == 1)).all())]
+    binary = [part for part in candidates if bool(((part == 0) | (part == 1)).all())]
     if len(binary) == 1 and _pads(binary[0]):
         return binary[0]
-    if len(binary) == 1:
-        fit = "one has nothing but 0 and 1 in it, but zeros among its ones, as labels of tokens have"
-    else:
-        fit = f"{len(binary) or 'none'} {'have' if binary else 'has'} nothing but 0 and 1 in it, as a mask has"
-    raise BadBatch(
-        f"{type(unwrap(model)).__name__} takes an {MASK}, and {len(others)} of the parts of a batch beside the ids may "
-        f"be it by their shape, {tuple(ids.shape[:2])}; {fit}. Give dicts: "
-        f"{{'input_ids': …, {MASK!r}: …}}, and 'labels' where there are any"
+    gaps = ", with zeros between ones as in labels of tokens" if len(binary) == 1 else ""
+    raise ValueError(
+        f"{type(model).__name__} takes an {MASK}, and it is unclear which part of the batch that is: "
+        f"{len(candidates)} beside the ids have shape {tuple(ids.shape[:2])}, and {len(binary)} of these hold only 0 "
+        f"and 1{gaps}. Give dicts: {{'input_ids': …, {MASK!r}: …}}, and 'labels' if there are any"
     )
 
 
 def _pads(part: Tensor) -> bool:
-    """Whether every row is 1 at tokens and 0 at the padding before or after them."""
+    """Return whether every row is 1 at tokens and 0 at the padding before or after them."""
     ones = part == 1
     return bool(((part == 0) | ones).all()) and bool(((ones[:, 1:] != ones[:, :-1]).sum(1) <= 1).all())
 
 
-def _check_own_mask(model: nn.Module, masks: Sequence[Tensor]) -> None:
-    """Raise if a forward takes a mask by another name and a part of the batch may be it: it would not be passed on."""
-    own = [name for name in _parameters(model) if _is_mask(name)]
-    if own and any(not bool(mask.all()) for mask in masks):
-        raise BadBatch(
-            f"the forward of {type(model).__name__} takes {own[0]!r}, and a part of the batch, with 1 and then 0 or "
-            "0 and then 1 in every row, may be that or labels: give dicts that name the arguments and 'labels'"
+def _check_other_masks(model: nn.Module, masks: Sequence[Tensor]) -> None:
+    """Raise if the forward takes a mask by another name and a part of the batch may be it."""
+    names = [name for name in _parameters(model) if _is_mask(name)]
+    if names and not all(bool(mask.all()) for mask in masks):
+        raise ValueError(
+            f"the forward of {type(model).__name__} takes {names[0]!r}, and it is unclear whether a part of the batch, "
+            "with rows of 1 then 0 or 0 then 1, is that or labels: give dicts that name the arguments and 'labels'"
         )
 
 
@@ -604,17 +594,17 @@ def _is_mask(name: str) -> bool:
 
 
 def named_arguments(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name; positional ones by those of the forward's parameters, or by their number."""
-    own = _parameters(unwrap(model)).values()
-    names = [each.name for each in own if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    """Return the arguments of a call by name; positional ones by the forward's parameters, or by their number."""
+    parameters = _parameters(unwrap(model)).values()
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     names += [f"{_NUMBERED}{k + 1}" for k in range(len(names), len(args))]
     return dict(zip(names, args, strict=False)) | dict(kwargs)
 
 
 def unread_mask(model: nn.Module, named: Mapping[str, Any]) -> tuple[str, int] | None:
-    """An argument that may tell padding but is not called `attention_mask`, and its number of tokens; None without one.
+    """Return an argument that may mark padding but is not called `attention_mask`, and its number of tokens.
 
-    Whether such a mask has 1 at tokens or at padding cannot be known.
+    It is unknown whether such a mask has 1 at tokens or at padding. None if there is no such argument.
     """
     for name, part in named.items():
         if not isinstance(part, Tensor) or part.ndim != 2 or not (_is_mask(name) or name.startswith(_NUMBERED)):
@@ -626,20 +616,20 @@ def unread_mask(model: nn.Module, named: Mapping[str, Any]) -> tuple[str, int] |
 
 
 def _takes_mask(model: nn.Module) -> bool:
-    """Whether a forward has an `attention_mask`, or hands all keywords on to a module whose forward has."""
+    """Return whether the forward takes an `attention_mask`, or passes all keywords to a module whose forward does."""
     parameters = _parameters(model)
-    if MASK in parameters or all(each.kind is not each.VAR_KEYWORD for each in parameters.values()):
+    if MASK in parameters or all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
         return MASK in parameters
     return any(MASK in _parameters(module) for module in model.modules())
 
 
 def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
-    """Those of the forward; TorchScript says none."""
+    """Return the parameters of the forward; TorchScript shows none."""
     return {} if isinstance(model, torch.jit.ScriptModule) else inspect.signature(model.forward).parameters
 
 
 def _masks_scores(part: Tensor, inputs: int, tokens: int) -> bool:
-    """Whether the shape is (inputs, 1, tokens), (inputs, 1, 1, tokens), or with tokens for a 1."""
+    """Return whether the shape is (inputs, 1, tokens) or (inputs, 1, 1, tokens), possibly with tokens for a 1."""
     return (
         part.ndim in (3, 4)
         and part.shape[-1] == tokens
@@ -652,22 +642,22 @@ def _tokenised(texts: Any, prepare: Callable[[Any], Any]) -> Any:
     tokens = prepare(texts)
     parts = tokens.values() if isinstance(tokens, Mapping) else [tokens]
     if not any(isinstance(part, (Tensor, np.ndarray)) for part in with_tensors(list(parts))):
-        raise BadBatch(
-            f"of text, prepare must make tensors, but it made {type(tokens).__name__} without one: have the tokeniser "
-            'pad them to one length and return tensors, e.g. tokeniser(texts, padding=True, return_tensors="pt")'
+        raise ValueError(
+            f"prepare must turn text into tensors, but returned {type(tokens).__name__} without one: let the tokeniser "
+            'pad the texts and return tensors, e.g. tokeniser(texts, padding=True, return_tensors="pt")'
         )
     return tokens
 
 
 def labels_of(batch: Any) -> Tensor | None:
-    """The class numbers (inputs,) of a batch: the second of a pair, or a dict's `labels`; None if there are none.
+    """Return the class numbers (inputs,) of a batch: the second of a pair, or a dict's `labels`; None without labels.
 
-    Of ids, a mask as large as they are, and labels, the third.
+    In a tuple of ids, a mask of their shape, and labels, the third part.
     """
     parts: Any = batch if is_parts(batch) and batch else (batch,)
     labels = parts[1] if len(parts) > 1 else parts[0]
     if len(parts) == 3:
-        shapes = [tuple(each.shape) for each in parts[:2] if isinstance(each, (Tensor, np.ndarray))]
+        shapes = [tuple(part.shape) for part in parts[:2] if isinstance(part, (Tensor, np.ndarray))]
         labels = parts[2] if len(shapes) == 2 and shapes[0] == shapes[1] and len(shapes[0]) == 2 else labels
     if isinstance(labels, Mapping):
         labels = next((labels[key] for key in _TARGETS if key in labels), None)
@@ -680,10 +670,10 @@ def labels_of(batch: Any) -> Tensor | None:
 
 
 def without_labels(batch: Any) -> Any:
-    """What of a batch a model is given: the first of a pair, a dict without its labels."""
+    """Return the part of a batch that a model is given: the first of a pair, a dict without its labels."""
     if is_parts(batch):
         if not batch:
-            raise BadBatch("an empty tuple as batch: there is nothing to give to the model")
+            raise ValueError("a batch is an empty tuple: there is nothing to give to the model")
         batch = batch[0]
     if isinstance(batch, Mapping):
         return {key: part for key, part in batch.items() if key not in _TARGETS}
@@ -691,30 +681,29 @@ def without_labels(batch: Any) -> Any:
 
 
 def _moved(leaf: Any, device: str | torch.device | None) -> Any:
-    """A copy on the device: a model or its `prepare` may work in place, and the next model gets the same batch."""
+    """Copy to the device: a model or its `prepare` may work in place, and the next model gets the same batch."""
     if not isinstance(leaf, Tensor):
         return leaf
     return leaf.to(device or leaf.device, non_blocking=True, copy=True)
 
 
 def _main_key(keywords: dict[str, Any]) -> str:
-    floating = (key for key, part in keywords.items() if isinstance(part, Tensor) and part.is_floating_point())
-    named = (key for key in _IMAGES if isinstance(keywords.get(key), Tensor))
-    key = next(named, None) or next(floating, None)
-    if key is None:
-        raise BadBatch(f"prepare found no floating-point tensor among {', '.join(keywords) or 'no arguments'}")
-    return key
+    tensors = {key: part for key, part in keywords.items() if isinstance(part, Tensor)}
+    for key in (*_IMAGES, *tensors):
+        if key in tensors and (key in _IMAGES or tensors[key].is_floating_point()):
+            return key
+    raise ValueError(f"prepare found no floating-point tensor among {', '.join(keywords) or 'no arguments'}")
 
 
-# An input for a model that came without data, to see how its forward goes
+# A random input for a model without data, to see how its forward runs
 
-SIDES = {1: (16, 64, 256, 1024), 2: (32, 28, 64, 96, 128, 224, 256), 3: (8, 16, 32)}  # tried in turn, by axes of space
+SIDES = {1: (16, 64, 256, 1024), 2: (32, 28, 64, 96, 128, 224, 256), 3: (8, 16, 32)}  # by number of spatial axes
 
 
 def example_input(model: nn.Module, input_shape: Sequence[int] | None = None, *, seed: int = 0) -> Tensor:
-    """Two random inputs of this shape (without the batch axis), or of one that the model's first layer takes.
+    """Return two random inputs of this shape (without the batch axis), or of one that the model's first layer takes.
 
-    A first convolution gives the channels; of the usual sizes, the first with which the forward runs is taken.
+    A first convolution gives the channels; the first of the usual sizes with which the forward runs is taken.
     """
     generator = torch.Generator().manual_seed(seed)
     weight = next(iter(model.parameters()), None)
@@ -726,7 +715,7 @@ def example_input(model: nn.Module, input_shape: Sequence[int] | None = None, *,
     if isinstance(first, nn.Embedding):
         return torch.randint(first.num_embeddings, (2, 8), generator=generator).to(weight.device)
     if first is None:
-        raise ValueError("the model's first layer does not show which inputs it takes: give input_shape=")
+        raise ValueError("the model's first layer does not show the shape of its inputs: give input_shape=")
     shapes = shapes_for(first) if isinstance(first, _ConvNd) else [(first.in_features,)]
     failure: Exception | None = None
     for shape in shapes:
@@ -735,40 +724,40 @@ def example_input(model: nn.Module, input_shape: Sequence[int] | None = None, *,
             with kept_attributes(model), as_found(model):
                 model(example)
             return example
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:  # whatever a forward says of a wrong shape
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:  # whatever a wrong shape causes
             failure = error
     tried = ", ".join(map(str, shapes))
     raise ValueError(f"the forward ran for no input of shape {tried}: give input_shape=; the last error: {failure}")
 
 
 def shapes_for(first: _ConvNd) -> list[tuple[int, ...]]:
-    """Shapes of one input that a first convolution takes, the likeliest first."""
+    """Return shapes of one input that a first convolution takes, the likeliest first."""
     axes = first.weight.ndim - 2
     sides: Sequence[int] = SIDES[axes]
     if axes == 2:
-        # Grey images are mostly MNIST's, images that the first layer makes smaller mostly ImageNet's.
+        # Grey images are mostly MNIST's; a first layer with a stride mostly belongs to ImageNet.
         best = 28 if first.in_channels == 1 else 224 if first.stride[0] > 1 else 32
         sides = sorted(sides, key=lambda side: side != best)
     return [(first.in_channels, *[side] * axes) for side in sides]
 
 
-def explain_types(error: RuntimeError, model: nn.Module, given: Any, word: str) -> None:
-    """Raise a clearer error where torch objects to the type of an input; otherwise return, to raise the original."""
-    own = types_of(model)
-    whole = "long" in str(error).lower()  # else ids, which are whole numbers, are not what it objects to
-    floating = [x for x in tensors_in(given) if whole or x.is_floating_point()]
-    odd = sorted({_type_name(x.dtype) for x in floating if x.dtype not in own})
-    if own and odd and "type" in str(error):
-        here = sorted(map(_type_name, own))
+def explain_types(error: RuntimeError, model: nn.Module, inputs: Any, word: str) -> None:
+    """Raise a clearer error if torch objects to the type of an input; otherwise return, so the caller re-raises."""
+    types = types_of(model)
+    whole = "long" in str(error).lower()  # else torch does not object to ids, which are whole numbers
+    tensors = [x for x in tensors_in(inputs) if whole or x.is_floating_point()]
+    wrong = sorted({_type_name(x.dtype) for x in tensors if x.dtype not in types})
+    if types and wrong and "type" in str(error):
+        expected = sorted(map(_type_name, types))
         raise ValueError(
-            f"{word} of {' and '.join(odd)} for a model of {' and '.join(here)}: bring them to one type, with "
-            f"{word}.to(torch.{here[0]}) for instance"
+            f"{word} of {' and '.join(wrong)} for a model of {' and '.join(expected)}: convert one to the type of the "
+            f"other, for instance with {word}.to(torch.{expected[0]})"
         ) from error
 
 
 def types_of(model: nn.Module) -> set[torch.dtype]:
-    """Of its floating point numbers."""
-    return {t.dtype for t in itertools.chain(model.parameters(), model.buffers()) if t.is_floating_point()}
+    """Return the floating-point types of the model's parameters and buffers."""
+    return {t.dtype for t in chain(model.parameters(), model.buffers()) if t.is_floating_point()}
 
 
 def _type_name(dtype: torch.dtype) -> str:

@@ -20,42 +20,41 @@ if TYPE_CHECKING:
 
 
 class FeatureAxes(TorchDispatchMode):
-    """Follows through a forward which axes of each tensor hold features.
+    """Follow through a forward which axes of each tensor hold features.
 
-    A layer's weights say which axis of its output does: the second for convolutions and for norms of maps, the last
-    for the rest. Every other operation keeps, moves, splits or joins axes. Where operations disagree, as a norm of
-    tokens after a layer of features does, or none says anything, nothing is known.
+    A layer's weights determine the axis of its output: the second for convolutions and for norms of maps, the last for
+    the rest. Every other operation keeps, moves, splits or joins axes. Nothing is known where operations disagree, as a
+    norm of tokens after a layer of features does, or where none gives evidence.
     """
 
-    supports_higher_order_operators = True  # they are run like any other; torch refuses them otherwise
+    supports_higher_order_operators = True  # run like any other operation; torch refuses them by default
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        return True  # so that what is always compiled (flex_attention) still is
+        return True  # so that what is always compiled (flex_attention) stays compiled
 
     def __init__(self) -> None:
         super().__init__()
-        self._known = WeakTensorKeyDictionary()  # tensor -> list[_Axis], where any of them holds features
-        self._weights = WeakTensorKeyDictionary()  # what is made of parameters alone
+        self._known = WeakTensorKeyDictionary()  # tensor -> list[_Axis], if any of them holds features
+        self._weights = WeakTensorKeyDictionary()  # tensors made of parameters alone
 
     def channels_last(self, tensor: Tensor) -> bool | None:
-        """Whether the last dimension holds the features, or else the second; None: it is not known.
+        """Return whether the last dimension holds the features, or else the second; None if unknown.
 
-        Of an activation of two dimensions the second is both.
+        In an activation of two dimensions the second is both.
         """
         if tensor.ndim <= 2:
             return True
-        axes = self._known.get(tensor, [])
-        found = [i for i, axis in enumerate(axes) if i and axis.size > 1 and axis.whole]
-        if found == [tensor.ndim - 1]:
+        feature_axes = [i for i, axis in enumerate(self._known.get(tensor, [])) if i and axis.size > 1 and axis.whole]
+        if feature_axes == [tensor.ndim - 1]:
             return True
-        return False if found == [1] else None
+        return False if feature_axes == [1] else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not isinstance(func, OpOverload):
             return func(*args, **kwargs)
-        if _is_composite(func):  # inference mode hands these over whole: in parts, they need no rules of their own
+        if _is_composite(func):  # inference mode passes these on whole; their parts need no rules of their own
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         output = func(*args, **kwargs)
@@ -63,14 +62,14 @@ class FeatureAxes(TorchDispatchMode):
         return output
 
     def _read(self, call: _Call, outputs: list[Tensor]) -> None:
-        if call.tensors and all(isinstance(each, nn.Parameter) or each in self._weights for each in call.tensors):
+        if call.tensors and all(isinstance(tensor, nn.Parameter) or tensor in self._weights for tensor in call.tensors):
             for output in outputs:
                 self._weights[output] = True
             return
         for k, output in enumerate(outputs):
             axes = None
-            if k == 0 or call.name in _SPLITS:  # others are indices, or sums for a gradient
-                # A form of an operation that its rule does not fit: the forward goes on, and nothing is known.
+            if k == 0 or call.name in _SPLITS:  # other outputs are indices, or sums for a gradient
+                # If an operation takes a form that its rule does not cover, the forward goes on and nothing is known.
                 with suppress(IndexError, KeyError, RuntimeError, TypeError, ValueError):
                     axes = self._axes(call, output)
             if axes is not None and any(axis.holds_any for axis in axes):
@@ -79,7 +78,7 @@ class FeatureAxes(TorchDispatchMode):
                 self._known.pop(output, None)
 
     def _axes(self, call: _Call, output: Tensor) -> list[_Axis] | None:
-        """The axes of an operation's output; None where nothing is known of them."""
+        """Return the axes of an operation's output, or None if nothing is known."""
         shape, name = list(output.shape), call.name
         if _CONVOLUTION.fullmatch(name):
             return _one(shape, 1)
@@ -103,53 +102,55 @@ class FeatureAxes(TorchDispatchMode):
         return self._same_rank(call, shape)
 
     def _normed(self, call: _Call, shape: list[int], at: int) -> list[_Axis] | None:
-        """A norm of one axis says that this one holds features; if layers before it said that another does, neither."""
+        """Return the axes after a norm of one axis, which marks it as features; None if a layer marked another one."""
         before = self._known.get(call.tensors[0])
         if before is not None and not before[at].holds_any:
             return None
-        # A norm of instances has the inputs flattened into its channels, and stays as it was.
+        # A norm of instances flattens the inputs into its channels and keeps the shape.
         return _one(shape, at) if before is None or before[at].whole or at > 1 else _resized(before, shape)
 
     def _product(self, call: _Call, shape: list[int]) -> list[_Axis] | None:
         x, y = call.tensors[-2:]
         left, right = self._known.get(x), self._known.get(y)
         if isinstance(y, nn.Parameter) or y in self._weights:
-            # A layer that mixes tokens has units in one axis and features in another: both are kept.
+            # A layer that mixes tokens has units in one axis and features in another: keep both.
             return [*([_Axis.of(size) for size in shape] if left is None else left)[:-1], *_one(shape[-1:], -1)]
         if right is not None and right[-1].whole and y.ndim > 1:
-            # Heads of attention are features too: they come with the values.
+            # Heads of attention are features too; they come with the values.
             return [*right[:-2], *([] if x.ndim < 2 else [_Axis.of(shape[-2])]), right[-1]]
         if left is not None and not left[-1].holds_any:
             return [*left[:-1], *([] if y.ndim < 2 else [_Axis.of(shape[-1])])]
-        # By a constant, features become features; two activations leave none, as queries and keys.
+            # A product with a constant keeps features; one of two activations, as of queries and keys, leaves none.
         return _one(shape, -1) if left is not None and right is None else None
 
     def _pointwise(self, call: _Call, shape: list[int]) -> list[_Axis] | None:
-        given = [axes for each in call.tensors if (axes := self._known.get(each)) is not None]
-        whole = [axes for axes in given if [axis.size for axis in axes] == shape]
+        known = self._known_axes(call)
+        whole = [axes for axes in known if [axis.size for axis in axes] == shape]
         if whole:
             shared = set.intersection(*map(_holding, whole))
             return [axis if i in shared else _Axis.of(axis.size) for i, axis in enumerate(whole[0])]
-        found = [_Axis.of(size) for size in shape]
-        for axes in given:
+        result = [_Axis.of(size) for size in shape]
+        for axes in known:
             for i, axis in enumerate(reversed(axes), 1):
                 if axis.size == shape[-i] and axis.holds_any:
-                    found[-i] = axis
-        return found
+                    result[-i] = axis
+        return result
 
     def _same_rank(self, call: _Call, shape: list[int]) -> list[_Axis] | None:
-        """Most operations leave axes where they are, even if they change how many entries these have."""
-        given = [axes for each in call.tensors if (axes := self._known.get(each)) is not None]
-        alike = [axes for axes in given if len(axes) == len(shape)]
+        """Return the axes after an operation that keeps their order; it may change their sizes."""
+        candidates = [axes for axes in self._known_axes(call) if len(axes) == len(shape)]
         if call.name not in _RESIZES:
-            alike = [axes for axes in alike if all(axes[i].size == shape[i] for i in _holding(axes))]
-        if not alike or any(_holding(axes) != _holding(alike[0]) for axes in alike):
+            candidates = [axes for axes in candidates if all(axes[i].size == shape[i] for i in _holding(axes))]
+        if not candidates or any(_holding(axes) != _holding(candidates[0]) for axes in candidates):
             return None
-        return _resized(alike[0], shape)
+        return _resized(candidates[0], shape)
+
+    def _known_axes(self, call: _Call) -> list[list[_Axis]]:
+        return [axes for tensor in call.tensors if (axes := self._known.get(tensor)) is not None]
 
 
 class _Axis(NamedTuple):
-    """An axis as the axes that were flattened into it, the last running fastest, each with whether it has features."""
+    """An axis as the axes flattened into it, the last running fastest: the size of each and whether it has features."""
 
     parts: tuple[tuple[int, bool], ...]
 
@@ -163,7 +164,7 @@ class _Axis(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether there is nothing but features in it."""
+        """Whether the axis holds nothing but features."""
         return all(features for size, features in self.parts if size > 1)
 
     @property
@@ -172,14 +173,14 @@ class _Axis(NamedTuple):
 
 
 class _Call:
-    """An operation with its arguments by name, and the tensors among them."""
+    """An operation with its arguments by name and the tensors among them."""
 
     def __init__(self, func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         schema = func._schema.arguments
         self.name = func.overloadpacket.__name__.rstrip("_")
         self.pointwise = torch.Tag.pointwise in func.tags or self.name in _POINTWISE
-        self.arguments = {each.name: each.default_value for each in schema if each.has_default_value()}
-        self.arguments |= dict(zip((each.name for each in schema), args, strict=False)) | kwargs
+        self.arguments = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+        self.arguments |= dict(zip((argument.name for argument in schema), args, strict=False)) | kwargs
         self.tensors = _tensors(self.arguments.values())
 
     def __getitem__(self, name: str) -> Any:
@@ -209,15 +210,15 @@ _RESIZES = {"slice", *_SPLITS, "cat", "constant_pad_nd", "pixel_shuffle", "pixel
 
 
 def _moved(call: _Call, axes: list[_Axis], shape: list[int]) -> list[_Axis] | None:
-    """The axes after an operation that takes some away, adds some or changes their order."""
+    """Return the axes after an operation that removes some, adds some or changes their order."""
     n, name = len(axes), call.name
     if name in _VIEWS:
         return _regrouped(axes, shape)
     if name == "permute":
         return [axes[dim] for dim in call["dims"]]
     if name in ("t", "transpose"):
-        one, other = (0, n - 1) if name == "t" else (call["dim0"] % n, call["dim1"] % n)
-        order = {one: other, other: one}
+        first, second = (0, n - 1) if name == "t" else (call["dim0"] % n, call["dim1"] % n)
+        order = {first: second, second: first}
         return [axes[order.get(i, i)] for i in range(n)]
     if name == "expand":
         return _resized([*[_Axis.of(1)] * (len(shape) - n), *axes], shape)
@@ -226,43 +227,43 @@ def _moved(call: _Call, axes: list[_Axis], shape: list[int]) -> list[_Axis] | No
         return [*axes[:new], _Axis.of(shape[new]), *axes[new:]]
     if name == "squeeze" and "dim" not in call.arguments:
         return [axis for axis in axes if axis.size != 1]
-    given = call.arguments.get("dim")
-    dims = set(range(n)) if given in (None, []) else {d % n for d in (given if isinstance(given, list) else [given])}
+    dim = call.arguments.get("dim")
+    dims = set(range(n)) if dim in (None, []) else {d % n for d in (dim if isinstance(dim, list) else [dim])}
     if name == "squeeze":
-        dims = {dim for dim in dims if axes[dim].size == 1}
+        dims = {d for d in dims if axes[d].size == 1}
     if call.arguments.get("keepdim"):
         return [_Axis.of(1) if i in dims else axis for i, axis in enumerate(axes)]
     return [axis for i, axis in enumerate(axes) if i not in dims]
 
 
 def _regrouped(axes: list[_Axis], shape: list[int]) -> list[_Axis] | None:
-    """The axes of a tensor seen in another shape; None where they would have to be cut in a way that does not fit."""
+    """Return the axes of a tensor after a change of shape; None if they would be split where that does not fit."""
     parts: list[tuple[int, bool]] = []
     for size, features in (part for axis in axes for part in axis.parts):
-        if parts and (size == 1 or parts[-1][1] == features):  # neighbours of one kind may be cut anywhere
+        if parts and (size == 1 or parts[-1][1] == features):  # neighbours of one kind may be split anywhere
             parts[-1] = (parts[-1][0] * size, parts[-1][1])
         else:
             parts.append((size, features))
     parts = [part for part in parts if part[0] != 1]
-    found = []
+    result = []
     for size in shape:
         taken: list[tuple[int, bool]] = []
-        while (missing := size // prod(each for each, _ in taken)) > 1:
+        while (missing := size // prod(part_size for part_size, _ in taken)) > 1:
             if not parts:
                 return None
-            (own, features), *parts = parts
-            if missing % own:
-                if own % missing:
+            (part_size, features), *parts = parts
+            if missing % part_size:
+                if part_size % missing:
                     return None
-                parts = [(own // missing, features), *parts]
-                own = missing
-            taken.append((own, features))
-        found.append(_Axis(tuple(taken)) if taken else _Axis.of(size))
-    return found
+                parts = [(part_size // missing, features), *parts]
+                part_size = missing
+            taken.append((part_size, features))
+        result.append(_Axis(tuple(taken)) if taken else _Axis.of(size))
+    return result
 
 
 def _resized(axes: list[_Axis], shape: list[int]) -> list[_Axis]:
-    """The same axes with other numbers of entries."""
+    """Return the axes with other sizes."""
     return [
         axis if axis.size == size else _Axis.of(size, axis.whole and axis.holds_any)
         for axis, size in zip(axes, shape, strict=True)
@@ -270,7 +271,7 @@ def _resized(axes: list[_Axis], shape: list[int]) -> list[_Axis]:
 
 
 def _one(shape: list[int], features: int) -> list[_Axis]:
-    """Axes of which one holds features."""
+    """Return axes of which one holds features."""
     return [_Axis.of(size, i == features % len(shape)) for i, size in enumerate(shape)]
 
 
@@ -279,44 +280,44 @@ def _holding(axes: list[_Axis]) -> set[int]:
 
 
 def _tensors(parts: Iterable[Any]) -> list[Tensor]:
-    """The tensors among an operation's arguments or outputs: alone or in lists, never deeper."""
-    flat = (each for part in parts for each in (part if isinstance(part, (list, tuple)) else (part,)))
-    return [each for each in flat if isinstance(each, Tensor)]
+    """Return the tensors among an operation's arguments or outputs: alone or in lists, never deeper."""
+    flat = (item for part in parts for item in (part if isinstance(part, (list, tuple)) else (part,)))
+    return [item for item in flat if isinstance(item, Tensor)]
 
 
-_Layout = tuple[bool, int | None]  # whether the last dimension holds the features, and their number where it is known
+_Layout = tuple[bool, int | None]  # whether the last dimension holds the features, and their number if known
 
 
 def layout_by_class(names: Names, name: str, shape: tuple[int, ...]) -> bool | None:
-    """Whether the last dimension of an output of this shape (batch included) holds the features; None: not known.
+    """Return whether the last dimension of an output of this shape, batch included, holds the features, or None.
 
-    For hooks that are compiled with the model, where operations cannot be followed. Most layers say so by their class.
-    An activation function is read like the layer registered before it, a block like the layers inside it, in both
-    cases only if the widths fit one way.
+    Used for hooks that are compiled with the model, where operations cannot be followed. Most layers reveal it by their
+    class. An activation function is read like the layer registered before it, a block like the layers inside it, both
+    only if the widths fit one way.
     """
     if len(shape) <= 2:
         return True
     module = names.by_name[name]
-    own = _layout(module)
-    if own is not None:
-        return own[0]
+    layout = _layout(module)
+    if layout is not None:
+        return layout[0]
     if names.is_leaf(name) and not type(module).__module__.startswith("torch.nn."):
         return None  # it may permute
     if names.is_leaf(name):
         order = list(names.by_name)
         before = (_layout(names.by_name[other]) for other in reversed(order[: order.index(name)]))
-        evidence = [next((fact for fact in before if fact is not None), None)]
+        layouts = [next((layout for layout in before if layout is not None), None)]
     else:
         start = f"{name}." if name else ""
-        evidence = [_layout(module) for below, module in names.by_name.items() if below.startswith(start)]
-    facts = [fact for fact in evidence if fact is not None]
-    last = any(at_the_end and width == shape[-1] for at_the_end, width in facts)
-    second = any(not at_the_end and width in (None, shape[1]) for at_the_end, width in facts)
+        layouts = [_layout(module) for below, module in names.by_name.items() if below.startswith(start)]
+    known = [layout for layout in layouts if layout is not None]
+    last = any(at_the_end and width == shape[-1] for at_the_end, width in known)
+    second = any(not at_the_end and width in (None, shape[1]) for at_the_end, width in known)
     return last if last != second else None
 
 
 def _layout(module: nn.Module) -> _Layout | None:
-    """What a layer's class says about its output; None for those that keep whatever comes in."""
+    """Return what a layer's class reveals about its output; None for layers that keep their input's layout."""
     match module:
         case nn.Linear() | nn.Bilinear():
             return True, module.out_features

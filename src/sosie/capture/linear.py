@@ -1,4 +1,4 @@
-"""A network without its activation functions: a tensor follows its code, operation by operation, as a linear map."""
+"""A network without its activation functions: tensors follow its code, operation by operation, as linear maps."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from .sites import Names, Site, Watch, unwrap, watch
 
-FAR = 2.0**64  # numbers beyond this, or below its inverse, are brought back by a power of two
+FAR = 2.0**64  # numbers beyond this, or below its inverse, are rescaled by a power of two
 
-# The run that is under way in this thread.
+# The active run in this thread.
 RUN: ContextVar[Linearised] = ContextVar("sosie_linearised")
 
 
 class NotLinear(ValueError):
-    """Something in the model does not become linear when its activation functions are removed."""
+    """Something in the model is not linear even without its activation functions."""
 
 
 class LinearPart(Tensor):
-    """`part` × 2 ** `exponent`: what of an activation is linear in the network's input, in float64.
+    """`part` × 2 ** `exponent`: the part of an activation that is linear in the network's input, in float64.
 
-    What is added to it (biases, means) vanishes by definition and not by subtraction, so that it costs no digits. The
-    exponent keeps deep chains from overflowing. `broken` says why a value is no longer linear; it is an error only
-    where somebody wants to read it.
+    Added constants (biases, means) vanish by definition and not by subtraction, so they cost no digits. The exponent
+    keeps deep chains from overflowing. `broken` says why a value is no longer linear; this is an error only if the
+    value is read.
     """
 
     part: Tensor
@@ -65,7 +65,7 @@ class LinearPart(Tensor):
 
 
 def scaled(part: Tensor, exponent: int) -> LinearPart:
-    """A linear part whose numbers are brought back where they leave the middle of what float64 holds."""
+    """Return a linear part whose numbers are rescaled if they leave the middle of float64's range."""
     largest = float(part.abs().max()) if part.numel() else 0.0
     if largest and math.isfinite(largest) and not 1 / FAR <= largest <= FAR:
         shift = math.frexp(largest)[1]
@@ -74,39 +74,39 @@ def scaled(part: Tensor, exponent: int) -> LinearPart:
 
 
 def aligned(values: Sequence[Any]) -> tuple[list[Tensor | None], int]:
-    """The numbers of each value at one common exponent, the largest of theirs; None for constants, which vanish."""
+    """Return the numbers of each value at the largest of their exponents; None for constants, which vanish."""
     exponent = max(value.exponent for value in values if isinstance(value, LinearPart))
     return [to_exponent(v, exponent) if isinstance(v, LinearPart) else None for v in values], exponent
 
 
 def to_exponent(value: LinearPart, exponent: int) -> Tensor:
-    """The numbers that stand for a value under another exponent."""
+    """Return the numbers of a value under another exponent."""
     shift = value.exponent - exponent
     if not shift:
         return value.part
-    half = shift // 2  # in two steps: 2 ** 1074 alone would not fit
+    half = shift // 2  # in two steps, since 2 ** 1074 alone would overflow
     first, second = (2.0 ** min(max(s, -1022), 1022) for s in (half, shift - half))
     return value.part * first * second
 
 
 def place() -> str:
-    """Where the code is, for a message."""
+    """Return the innermost module being called, for a message."""
     places = RUN.get().places
     return places[-1] if places else "the model"
 
 
-# Operations that mix constants with what depends on the input
+# Operations that mix constants with tensors that depend on the input
 
 aten = torch.ops.aten
 Arguments = dict[str, Any]  # of an operation, by the names of its schema
-Rule = Callable[[Arguments], Any]  # what it makes of linear parts; a text where that is not linear
+Rule = Callable[[Arguments], Any]  # returns the linear result, or a text that says why it is not linear
 RULES: dict[str, Rule] = {}
 
 POOLED = "max pooling counts as mean pooling over the same windows"
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register what operations of these names make of linear parts."""
+    """Register the rule for operations of these names."""
 
     def register(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, function))
@@ -116,12 +116,12 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def constant(value: Any) -> Any:
-    """A number or tensor that does not depend on the input, with all its digits."""
+    """Return a number or tensor that does not depend on the input, at full precision."""
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _sum(x: Any, y: Any, factor_x: float, factor_y: float) -> LinearPart:
-    """A sum of multiples; constants vanish, and leave only their shape."""
+    """Return a sum of multiples; constants vanish and leave only their shape."""
     shape = torch.broadcast_shapes(*(value.shape for value in (x, y) if isinstance(value, Tensor)))
     parts, exponent = aligned([x, y])
     terms = [p if f == 1 else p * f for p, f in zip(parts, (factor_x, factor_y), strict=True) if p is not None]
@@ -143,20 +143,20 @@ def _addmm(a: Arguments) -> Any:
 
 
 def _product(name: str, args: Sequence[Any], kwargs: Arguments) -> LinearPart | str:
-    """The product of one linear part and constants; what is added to it vanishes."""
-    moving = [each for each in args if isinstance(each, LinearPart)]
+    """Return the product of one linear part and constants; an added bias vanishes."""
+    moving = [arg for arg in args if isinstance(arg, LinearPart)]
     if len(moving) > 1:
         return "a product of two tensors that both depend on the input"
     if name == "div" and not isinstance(args[0], LinearPart):
         return "a division by something that depends on the input"
     if kwargs.get("rounding_mode") is not None:
         return "a rounded division"
-    given = _inner(args)
+    constants = _inner(args)
     if name in BIASED:
-        if not any(isinstance(each, LinearPart) for each in args[:2]):
+        if not any(isinstance(arg, LinearPart) for arg in args[:2]):
             return "a bias that depends on the input"
-        given = (*given[:2], None, *given[3:])
-    return scaled(getattr(aten, name)(*given), moving[0].exponent)
+        constants = (*constants[:2], None, *constants[3:])
+    return scaled(getattr(aten, name)(*constants), moving[0].exponent)
 
 
 @rule(
@@ -179,7 +179,7 @@ def _batch_norm(a: Arguments) -> Any:
     "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d",
 )  # fmt: skip
 def _max_pool(a: Arguments) -> Any:
-    """Mean pooling over the same windows; as with the maximum, padding does not count."""
+    """Mean pooling over the same windows; padding is not counted, as in max pooling."""
     if any(step != 1 for step in a.get("dilation", ())):
         return "max pooling with gaps in its windows"
     RUN.get().notes.add(POOLED)
@@ -201,18 +201,18 @@ def _amax(a: Arguments) -> Any:
 
 @rule("constant_pad_nd")
 def _pad(a: Arguments) -> Any:
-    """What is padded with is a constant, whatever it is."""
+    """The padding is a constant, so it becomes zeros."""
     return LinearPart(aten.constant_pad_nd(a["self"].part, a["pad"], 0), a["self"].exponent)
 
 
 def _joined(join: Callable[..., Tensor], a: Arguments) -> LinearPart:
     """Constants among the tensors become zeros."""
     parts, exponent = aligned(a["tensors"])
-    every = [
-        torch.zeros_like(given, dtype=torch.float64) if part is None else part
-        for given, part in zip(a["tensors"], parts, strict=True)
+    tensors = [
+        torch.zeros_like(constant, dtype=torch.float64) if part is None else part
+        for constant, part in zip(a["tensors"], parts, strict=True)
     ]
-    return LinearPart(join(every, a["dim"]), exponent)
+    return LinearPart(join(tensors, a["dim"]), exponent)
 
 
 RULES["cat"], RULES["stack"] = partial(_joined, torch.cat), partial(_joined, torch.stack)
@@ -238,7 +238,7 @@ def _masked_fill(a: Arguments) -> Any:
 
 @rule("_to_copy", "to")
 def _to_copy(a: Arguments) -> Any:
-    """Linear parts keep their float64 whatever type the model asks for."""
+    """Linear parts stay in float64 whatever type the model requests."""
     device = a.get("device")
     x = a["self"]
     return LinearPart(x.part.clone() if device is None else x.part.to(device), x.exponent)
@@ -264,19 +264,19 @@ def _dropout(a: Arguments) -> Any:
     return (x, torch.ones_like(x.part, dtype=torch.bool)) if not a["train"] else "dropout while training"
 
 
-# How each operation acts on linear parts: linear ones as they are, activations not at all, the rest is named
+# How each operation acts on linear parts; operations that are not listed are reported as not linear
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Element by element, and taken away: each counts as the identity.
+# Elementwise activation functions, each replaced by the identity.
 ACTIVATIONS = _words(
     "relu relu6 leaky_relu gelu silu sigmoid tanh elu celu selu hardtanh hardswish hardsigmoid softplus mish "
     "_prelu_kernel prelu rrelu_with_noise threshold clamp clamp_min clamp_max log_sigmoid softshrink hardshrink"
 )
-# Linear in one tensor, and without a constant of their own: they act on the part as they act on the whole.
+# Operations that are linear in one tensor and add no constant: they act on the part as on the whole.
 STRUCTURE = _words(
     "view _unsafe_view reshape _reshape_alias _reshape_copy permute transpose t expand squeeze unsqueeze slice select "
     "clone alias detach contiguous unfold im2col col2im as_strided narrow split split_with_sizes unsafe_split "
@@ -287,66 +287,65 @@ STRUCTURE = _words(
     "upsample_bilinear2d upsample_bicubic2d upsample_trilinear3d pixel_shuffle pixel_unshuffle channel_shuffle cumsum "
     "neg diagonal tril triu lift_fresh movedim swapaxes"
 )
-# Products of one tensor that depends on the input and constants.
+# Products of constants and one tensor that depends on the input.
 PRODUCTS = _words("mul div mm bmm mv dot matmul linear convolution _convolution")
 BIASED = _words("linear convolution _convolution")  # the third argument is added
 # Constants that take only their shape from an activation.
 SHAPES = _words("ones_like full_like rand_like randn_like new_ones new_full")
-# Tensors made to be written into: nothing of them depends on the input yet.
+# Tensors to be written into, which do not depend on the input yet.
 BLANK = _words("zeros_like new_zeros empty_like new_empty new_empty_strided")
 READS = _words("_local_scalar_dense item equal is_nonzero")
 
 
 def follow(func: Any, args: Any, kwargs: Any) -> Any:
-    """What an operation makes of linear parts."""
+    """Return the result of an operation on linear parts."""
     first = next(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, LinearPart))
     name, schema = func._schema.name.removeprefix("aten::"), func._schema.arguments
     if name in READS:
         raise NotLinear(f"{place()} decides by what it computes ({name.strip('_')}), which no linear map does")
-    given = {a.name: a.default_value for a in schema if a.has_default_value()}
-    given |= {a.name: value for a, value in zip(schema, args, strict=False)} | kwargs
+    arguments = {a.name: a.default_value for a in schema if a.has_default_value()}
+    arguments |= {a.name: value for a, value in zip(schema, args, strict=False)} | kwargs
     written = next((a.name for a in schema if a.alias_info is not None and a.alias_info.is_write), None)
     run = RUN.get()
-    claimed, run.claimed = (
-        run.claimed,
-        kwargs.get("dtype") or (first.dtype if first.is_floating_point() else run.claimed),
-    )
+    claimed = run.claimed
+    run.claimed = kwargs.get("dtype") or (first.dtype if first.is_floating_point() else claimed)
     try:
         if written is None:
-            return _result(name, func, args, kwargs, given)
-        target = given[written]
+            return _result(name, func, args, kwargs, arguments)
+        target = arguments[written]
         if not isinstance(target, LinearPart):
             raise NotLinear(
-                f"{place()} writes what depends on the input into a tensor that does not ({name}): pad, or concatenate"
+                f"{place()} writes what depends on the input into a tensor that does not ({name}): pad or concatenate "
+                "instead"
             )
-        found = _result(name.removesuffix("_"), func, args, kwargs, given, overwrites=True)
+        result = _result(name.removesuffix("_"), func, args, kwargs, arguments, overwrites=True)
     finally:
         run.claimed = claimed
-    # In place: what shares the target's memory changes too.
-    reason = found if isinstance(found, str) else found.broken
+    # In place: tensors that share the target's memory change too.
+    reason = result if isinstance(result, str) else result.broken
     if reason is not None:
         if target.part._is_view():
-            raise NotLinear(f"{reason}: no linear map, and it changes a part of a tensor in place")
+            raise NotLinear(f"{reason} is not linear, and it changes a part of a tensor in place")
         target.broken = reason
-    elif found is not target:
-        target.part.copy_(to_exponent(found, target.exponent))
+    elif result is not target:
+        target.part.copy_(to_exponent(result, target.exponent))
     return target
 
 
-def _result(name: str, func: Any, args: Any, kwargs: Any, given: Arguments, *, overwrites: bool = False) -> Any:
+def _result(name: str, func: Any, args: Any, kwargs: Any, arguments: Arguments, *, overwrites: bool = False) -> Any:
     parts = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, LinearPart)]
     reason = next((part.broken for part in parts if part.broken is not None), None)
     if reason is None:
         if name in ACTIVATIONS:
             return parts[0]
         if name in RULES or name in PRODUCTS:
-            found = RULES[name](given) if name in RULES else _product(name, args, kwargs)
-            if not isinstance(found, str):
-                return found
-            reason = f"{found} in {place()}"
+            result = RULES[name](arguments) if name in RULES else _product(name, args, kwargs)
+            if not isinstance(result, str):
+                return result
+            reason = f"{result} in {place()}"
         elif name in SHAPES:
-            made = func(*_inner(args), **_inner(kwargs))
-            return made.to(RUN.get().claimed) if made.is_floating_point() else made
+            filled = func(*_inner(args), **_inner(kwargs))
+            return filled.to(RUN.get().claimed) if filled.is_floating_point() else filled
         elif name in BLANK:
             blank = func(*_inner(args), **_inner(kwargs))
             return LinearPart(blank.double().zero_()) if blank.is_floating_point() else blank
@@ -358,10 +357,10 @@ def _result(name: str, func: Any, args: Any, kwargs: Any, given: Arguments, *, o
     if overwrites:
         return reason
     try:
-        # Only for its shape and type: reading it raises an error with the reason.
+        # Computed for its shape and type; reading it raises an error with the reason.
         return _wrapped(func(*_inner(args), **_inner(kwargs)), 0, reason)
     except Exception as error:
-        raise NotLinear(f"{reason}: no linear map, and it does not take float64 numbers ({error})") from error
+        raise NotLinear(f"{reason} is not linear, and it does not take float64 numbers ({error})") from error
 
 
 def _inner(tree: Any) -> Any:
@@ -372,33 +371,33 @@ def _wrapped(tree: Any, exponent: int, reason: str | None) -> Any:
     return tree_map(lambda leaf: LinearPart(leaf, exponent, reason) if isinstance(leaf, Tensor) else leaf, tree)
 
 
-# Running a model on linear parts: site by site, what it is a linear map of
+# Running a model on linear parts, site by site
 
-# Called with a site, its numbers (n, width), and an exponent: they stand for numbers × 2 ** exponent.
+# Called with a site, its numbers (n, width) and an exponent: they stand for numbers × 2 ** exponent.
 Sink = Callable[[Site, Tensor, int], Any]
-AGREE = 1e-9  # of its size: how exactly a combination of inputs must give that combination of outputs
+AGREE = 1e-9  # the relative tolerance when a combination of inputs must give the same combination of outputs
 
 
 def weighted_layers(model: nn.Module) -> list[str]:
-    """The layers that hold a matrix of weights, and the model's own output."""
+    """Return the layers with a weight matrix, and the model's own output."""
     names = Names.of(unwrap(model))
-    found = []
+    layers = []
     for name in names.leaves():
         module = names.by_name[name]
-        own = [*module._parameters.values(), *module._buffers.values()]
-        if hasattr(module, "parametrizations") or any(p is not None and p.dim() > 1 for p in own):
-            found.append(name)
-    return [*(name for name in found if name), "."]
+        tensors = [*module._parameters.values(), *module._buffers.values()]
+        if hasattr(module, "parametrizations") or any(t is not None and t.dim() > 1 for t in tensors):
+            layers.append(name)
+    return [*(name for name in layers if name), "."]
 
 
 @contextmanager
 def linearised(
     model: nn.Module, sites: Any, sink: Sink, *, prepare: Callable[[Any], Any] | None = None
 ) -> Iterator[Linearised]:
-    """The model without its activation functions, as long as the block lasts; `sink` gets what each site makes.
+    """Run the model without its activation functions within the block; `sink` receives the output of each site.
 
-    Elementwise activations become the identity, max pooling the mean, batch norm what it is with its running
-    statistics; biases vanish. Whatever else is not linear is an error that names it, once a site behind it is read.
+    Elementwise activations become the identity, max pooling the mean, batch norm uses its running statistics; biases
+    vanish. Any other operation that is not linear is an error that names it, raised when a later site is read.
     """
 
     def receive(site: Site, activation: Tensor) -> Any:
@@ -406,7 +405,7 @@ def linearised(
             raise NotLinear(f"site {site.label!r} does not depend on the input")
         if activation.broken is not None:
             raise NotLinear(
-                f"site {site.label!r} is no linear map of the input: {activation.broken}. Name sites before that"
+                f"site {site.label!r} is not a linear map of the input: {activation.broken}. Name sites before that"
             )
         if not activation.dim() or activation.shape[0] != run.count:
             raise NotLinear(
@@ -414,7 +413,7 @@ def linearised(
             )
         rows = activation.part.reshape(run.count, -1)
         if not bool(torch.isfinite(rows).all()):
-            raise NotLinear(f"site {site.label!r}: the product of the weights up to here leaves what float64 holds")
+            raise NotLinear(f"site {site.label!r}: the product of the weights up to here exceeds the range of float64")
         return sink(site, rows, activation.exponent)
 
     with watch(model, sites, sink=receive) as seen:
@@ -425,23 +424,23 @@ def linearised(
 
 
 class Linearised:
-    """A model that is run on linear parts."""
+    """A model that runs on linear parts."""
 
     def __init__(self, seen: Watch, prepare: Callable[[Any], Any] | None, dtype: torch.dtype) -> None:
         self._seen, self._prepare, self.count = seen, prepare, 0
-        # The type that linear parts claim to have: that of the model's weights, since operations refuse to mix types.
+        # The type that linear parts report, that of the model's weights, since operations refuse to mix types.
         self.claimed = dtype
-        self.places: list[str] = []  # where in the model the code is: the modules being called, outermost first
-        self.notes: set[str] = set()  # what was done to the model that is not plain linear algebra, in words
+        self.places: list[str] = []  # the modules being called, outermost first
+        self.notes: set[str] = set()  # replacements of operations that are not linear, in words
 
     def run(self, inputs: Tensor) -> list[Any]:
-        """Give the inputs (n, …) to the model; what the sink returned, site by site."""
+        """Run the model on inputs (n, …) and return the result of the sink for each site."""
         self.count = len(inputs)
         self.places.clear()
         token = RUN.set(self)
         try:
-            given: Any = LinearPart(inputs.double())
-            self._seen.run(given if self._prepare is None else self._prepare(given))
+            linear: Any = LinearPart(inputs.double())
+            self._seen.run(linear if self._prepare is None else self._prepare(linear))
         finally:
             RUN.reset(token)
         return self._seen.values()
@@ -452,18 +451,18 @@ class Linearised:
 
 
 def check_linear(name: str, rows: Tensor) -> None:
-    """Whether the outputs for x, y and x + 2 y (3, width) are those of a linear map that sees each input alone."""
+    """Raise unless the outputs for x, y and x + 2 y (3, width) are those of a linear map that sees each input alone."""
     expected = rows[0] + 2 * rows[1]
     if bool((rows[2] - expected).abs().max() > AGREE * rows.abs().max()):
         raise NotLinear(
-            f"site {name!r}: x + 2 y does not give f(x) + 2 f(y), so inputs of a batch are mixed, or something in the "
-            "model is not linear and does not look it"
+            f"site {name!r}: x + 2 y does not give f(x) + 2 f(y), so the inputs of a batch are mixed, or the model has "
+            "an operation that looks linear but is not"
         )
 
 
 @contextmanager
 def _placed(model: nn.Module, places: list[str]) -> Iterator[None]:
-    """Note which modules are being called, so that errors can name them."""
+    """Record which modules are being called, so that errors can name them."""
     handles = []
 
     def enter(text: str, *_: Any) -> None:

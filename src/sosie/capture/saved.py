@@ -1,4 +1,4 @@
-"""Saved activations in place of a model: arrays in memory, .npz or .safetensors files, read piece by piece."""
+"""Saved activations in place of a model: arrays in memory, .npz or .safetensors files, read as rows are needed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -21,23 +20,23 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..checks import nearest
+from ..checks import matching, nearest
 from ..files import DamagedFile, check_hash
 from .batches import number_array, with_tensors
 from .rows import Rule, to_rows
-from .sites import Site, UnknownSite
+from .sites import Site, SiteError
 
-# Arrays in .npz and .safetensors files, opened without reading them and never unpickled
+# Arrays in .npz and .safetensors files, opened without reading the numbers and never unpickled
 
-PIECE = 2**18  # bytes that are read at a time where they are not kept
-WHOLE = 2**30  # bytes of a compressed array that can only be read at once
+PIECE = 2**18  # bytes read at a time where they are not kept
+WHOLE = 2**30  # the largest compressed array that may be read at once, in bytes
 _FAULTS = (zipfile.BadZipFile, zlib.error, EOFError, struct.error)
 _LOCAL_HEADER = 30  # bytes of a zip member's header before its name
 _SAFETENSORS_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 class Stored(NamedTuple):
-    """One site's array: its shape and type, and how to read some of its rows."""
+    """The shape and type of one site's array, and a function that reads some of its rows."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -45,9 +44,9 @@ class Stored(NamedTuple):
 
 
 def read_npz(path: Path) -> dict[str, Stored]:
-    """The arrays of a .npz: memory-mapped, or if it is compressed decompressed as rows are asked for, in their order.
+    """Return the arrays of a .npz, memory-mapped or, if compressed, decompressed as rows are needed.
 
-    The checksum of an array is verified, which reads all of it once, before its first rows are handed out.
+    Before the first rows of an array are returned, all of it is read once to verify its checksum.
     """
     with _explained(path), zipfile.ZipFile(path) as archive:
         return {info.filename.removesuffix(".npy"): _npz_entry(path, archive, info) for info in archive.infolist()}
@@ -55,14 +54,14 @@ def read_npz(path: Path) -> dict[str, Stored]:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Errors of zipfile and NumPy name the file and the next step."""
+    """Make errors of zipfile and NumPy name the file and the next step."""
     try:
         yield
     except DamagedFile:
         raise
     except (*_FAULTS, ValueError, OSError, RuntimeError, SyntaxError) as error:
         raise DamagedFile(
-            f"{path} is no whole .npz file ({error}); was it cut off or changed? Save it again"
+            f"{path} is not a whole .npz file ({error}); was it cut off or changed? Save it again"
         ) from error
 
 
@@ -81,18 +80,19 @@ def _npz_entry(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> S
         return Stored(shape, dtype.name, lambda start, stop: np.empty((stop - start, *shape[1:]), dtype))
     order: Literal["F", "C"] = "F" if fortran else "C"
     if info.compress_type == zipfile.ZIP_STORED:
-        with path.open("rb") as file:  # the bytes begin after a local header with a name and extra field of its own
+        with path.open("rb") as file:  # the local header has a name and an extra field of its own
             file.seek(info.header_offset + 26)
             lengths = struct.unpack("<HH", file.read(4))
         start = info.header_offset + _LOCAL_HEADER + sum(lengths) + header
-        rows: Any = np.memmap(path, dtype, "r", start, shape, order)
+        mapped = np.memmap(path, dtype, "r", start, shape, order)
+        read_rows: Callable[[int, int], Any] = lambda start, stop: mapped[start:stop]  # noqa: E731
     elif fortran and size > WHOLE:
         raise ValueError(
-            f"{info.filename} is compressed column by column (Fortran order), so that its {size / 2**30:.1f} GiB would "
-            "have to be read at once: save numpy.ascontiguousarray(array)"
+            f"{info.filename} is compressed in Fortran order, so its {size / 2**30:.1f} GiB would have to be read at "
+            "once: save numpy.ascontiguousarray(array)"
         )
     else:
-        rows = _Inflated(path, info, header, shape, dtype, order)
+        read_rows = _inflating_reader(path, info, header, shape, dtype, order)
 
     @cache
     def verify() -> None:
@@ -104,65 +104,63 @@ def _npz_entry(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> S
     def read(start: int, stop: int) -> np.ndarray[Any, Any]:
         with _explained(path):
             verify()
-            return np.array(rows[start:stop])
+            return np.array(read_rows(start, stop))
 
     return Stored(shape, dtype.name, read)
 
 
-class _Inflated:
-    """Rows of a compressed array: those that follow on the last are decompressed alone, for others from the start."""
+def _inflating_reader(
+    path: Path, info: zipfile.ZipInfo, header: int, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any
+) -> Callable[[int, int], np.ndarray[Any, Any]]:
+    """Return a reader of a compressed array: rows after the last ones go on from there, others from the start."""
+    row_bytes = dtype.itemsize * math.prod(shape[1:])
+    stream: Any = None
+    last, content = (0, 0), b""
+    lock = threading.Lock()
 
-    def __init__(
-        self, path: Path, info: zipfile.ZipInfo, header: int, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any
-    ) -> None:
-        self._path, self._info, self._header = path, info, header
-        self._shape, self._dtype, self._order = shape, dtype, order
-        self._row = dtype.itemsize * math.prod(shape[1:])
-        self._stream: Any = None
-        self._last = ((0, 0), b"")
-        self._lock = threading.Lock()
-
-    def __getitem__(self, rows: slice) -> np.ndarray[Any, Any]:
-        start, stop, _ = rows.indices(self._shape[0])
-        if self._order == "F":
-            start, stop = 0, self._shape[0]
-        with self._lock:
-            if self._last[0] != (start, stop):  # the same rows may be asked for twice
-                self._last = (start, stop), self._read(start * self._row, stop * self._row)
-            content = self._last[1]
-        found = np.frombuffer(content, self._dtype).reshape(stop - start, *self._shape[1:], order=self._order)
-        return found[rows] if self._order == "F" else found
-
-    def _read(self, start: int, stop: int) -> bytes:
-        start, stop = self._header + start, self._header + stop
-        if self._stream is None or self._stream.tell() > start:
-            self._stream = zipfile.ZipFile(self._path).open(self._info)  # noqa: SIM115 (read on the next call)
-        while (left := start - self._stream.tell()) > 0 and self._stream.read(min(left, PIECE)):
+    def inflate(start: int, stop: int) -> bytes:
+        nonlocal stream
+        start, stop = header + start * row_bytes, header + stop * row_bytes
+        if stream is None or stream.tell() > start:
+            stream = zipfile.ZipFile(path).open(info)  # noqa: SIM115 (read on the next call)
+        while (left := start - stream.tell()) > 0 and stream.read(min(left, PIECE)):
             pass
-        content: bytes = self._stream.read(stop - start)
-        if len(content) < stop - start:
-            raise EOFError(f"{self._info.filename} ends early")
-        return content
+        inflated: bytes = stream.read(stop - start)
+        if len(inflated) < stop - start:
+            raise EOFError(f"{info.filename} ends early")
+        return inflated
+
+    def read(start: int, stop: int) -> np.ndarray[Any, Any]:
+        nonlocal last, content
+        first, end = (0, shape[0]) if order == "F" else (start, stop)
+        with lock:
+            if last != (first, end):  # the same rows may be read twice
+                content = inflate(first, end)
+                last = first, end
+            array = np.frombuffer(content, dtype).reshape(end - first, *shape[1:], order=order)
+        return array[start - first : stop - first]
+
+    return read
 
 
 def read_safetensors(path: Path) -> dict[str, Stored]:
-    """The tensors of a .safetensors file, sliced on disk."""
+    """Return the tensors of a .safetensors file, sliced on disk."""
     try:
         file = safe_open(path, framework="pt")
         about = file.metadata() or {}
         check_hash(path, about)
         kind = about.get("format", "")
         if not kind.startswith("sosie-"):
-            given = json.loads(about.get("sites", "[]"))
+            order = json.loads(about.get("sites", "[]"))
             names = sorted(
-                file.keys(), key=lambda name: (given.index(name) if name in given else len(given), _natural(name))
+                file.keys(), key=lambda name: (order.index(name) if name in order else len(order), _natural(name))
             )
             return {name: _safetensors_entry(file, name) for name in names}
     except DamagedFile:
         raise
     except (SafetensorError, OSError, ValueError) as error:
-        raise DamagedFile(f"{path} is no whole .safetensors file ({error}); was it cut off? Save it again") from error
-    raise DamagedFile(f"{path} holds a sosie {kind.removeprefix('sosie-')}, not arrays to read rows from")
+        raise DamagedFile(f"{path} is not a whole .safetensors file ({error}); was it cut off?") from error
+    raise DamagedFile(f"{path} holds a sosie {kind.removeprefix('sosie-')}, not arrays of rows")
 
 
 def _safetensors_entry(file: Any, name: str) -> Stored:
@@ -172,61 +170,53 @@ def _safetensors_entry(file: Any, name: str) -> Stored:
 
 
 def _natural(name: str) -> list[tuple[int, int | str]]:
-    """Sorts layer2 before layer10."""
+    """Return a key that sorts layer2 before layer10."""
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name)]
 
 
 _PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle")
 
 
-class BadActivations(ValueError):
-    """Saved activations that cannot be compared as they are."""
-
-
 class ActivationFile:
-    """Activations by site, all of the same inputs in the same order."""
+    """Activations by site, for the same inputs in the same order."""
 
     def __init__(self, stored: Mapping[str, Stored], name: str, path: Path | None = None) -> None:
         _check(stored, name)
         self.name = name
-        self.path = path  # None: they are in memory
+        self.path = path  # None if they are in memory
         self._stored = dict(stored)
         self.n = next(iter(stored.values())).shape[0]
-        # Three dimensions are read as tokens, more as NCHW maps; a function as row rule reads them otherwise.
+        # Three dimensions are read as tokens, more as NCHW maps; a function as row rule reads them differently.
         self.sites = tuple(
-            Site(label, label, 1, found.shape[1:], channels_last=len(found.shape) <= 3)
-            for label, found in stored.items()
+            Site(label, label, 1, array.shape[1:], channels_last=len(array.shape) <= 3)
+            for label, array in stored.items()
         )
 
     def __getitem__(self, label: str) -> Site:
-        for site in self.sites:
-            if site.label == label:
-                return site
-        raise KeyError(f"no site {label!r} in {self.name}{nearest(label, self._stored)}")
+        if label not in self._stored:
+            raise KeyError(f"no site {label!r} in {self.name}{nearest(label, self._stored)}")
+        return next(site for site in self.sites if site.label == label)
 
     def select(self, sites: Any = None) -> tuple[Site, ...]:
-        """The sites that names or globs ask for, in the order they are kept in; None asks for all."""
+        """Return the sites that names or globs select, in the order of the file; all of them for None."""
         if sites is None:
             return self.sites
-        wanted: set[str] = set()
+        chosen: set[str] = set()
         for selector in [sites] if isinstance(sites, str) else list(sites):
             if not isinstance(selector, str):
-                raise UnknownSite(f"saved activations are chosen by name or glob, got {selector!r}")
-            found = {selector} & set(self._stored) or {s for s in self._stored if fnmatchcase(s, selector)}
-            if not found:
-                raise UnknownSite(f"no site {selector!r} in {self.name}{nearest(selector, self._stored)}")
-            wanted |= found
-        return tuple(site for site in self.sites if site.label in wanted)
+                raise SiteError(f"saved activations are selected by name or glob, got {selector!r}")
+            chosen.update(matching(self._stored, selector, f"{self.name} has no site"))
+        return tuple(site for site in self.sites if site.label in chosen)
 
     def activation(self, label: str, start: int, stop: int) -> Tensor:
-        """The activation of inputs start to stop as it was saved."""
+        """Return the activation of inputs start to stop as it was saved."""
         site = self[label]
         if not 0 <= start < stop <= self.n:
             raise IndexError(f"inputs {start} to {stop} of {self.n} at site {label!r}")
         return with_tensors(self._stored[site.label].read(start, stop))
 
     def rows(self, label: str, start: int, stop: int, *, rule: Rule = "flatten") -> Tensor:
-        """Inputs start to stop as (rows, features) by a row rule."""
+        """Return inputs start to stop as (rows, features) by a row rule."""
         return to_rows(self.activation(label, start, stop), rule, site=self[label], inputs=stop - start)
 
     def __len__(self) -> int:
@@ -237,27 +227,22 @@ class ActivationFile:
 
 
 def open_activations(source: Mapping[str, Any] | str | os.PathLike[str]) -> ActivationFile:
-    """Activations from {site: array}, a .npz or a .safetensors file; files are read as rows are asked for.
+    """Open activations from {site: array}, a .npz or a .safetensors file; rows are read as they are needed.
 
-    Sites keep the order of the dict or .npz. A .safetensors file has no order of its own: its metadata may
-    give one ("sites": a JSON list), else names are sorted, layer2 before layer10.
+    Sites keep the order of the dict or .npz. The metadata of a .safetensors file may give the order ("sites": a JSON
+    list); otherwise names are sorted, layer2 before layer10.
     """
     if isinstance(source, Mapping):
         return ActivationFile({str(site): _in_memory(site, array) for site, array in source.items()}, "activations")
     path = Path(source)
     suffix = path.suffix.lower()
     if suffix in _PICKLES:
-        raise BadActivations(
-            f"{path} is refused: reading it may run code hidden in it (it is a pickle): save as .npz or .safetensors"
-        )
+        raise ValueError(f"{path} is a pickle, which may run code when it is read: save as .npz or .safetensors")
     if suffix == ".npy":
-        raise BadActivations(
-            f"{path} is refused: it holds one array without a site's name: save with "
-            "numpy.savez(path, **{site: array})"
-        )
+        raise ValueError(f"{path} holds one array without a site name: save with numpy.savez(path, **{{site: array}})")
     readers = {".npz": read_npz, ".safetensors": read_safetensors}
     if suffix not in readers:
-        raise BadActivations(f"{path}: saved activations are .npz or .safetensors files, not {suffix or 'this'}")
+        raise ValueError(f"{path}: saved activations are .npz or .safetensors files, not {suffix or 'this'}")
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
     return ActivationFile(readers[suffix](path), str(path), path)
@@ -265,7 +250,7 @@ def open_activations(source: Mapping[str, Any] | str | os.PathLike[str]) -> Acti
 
 def _in_memory(site: Any, array: Any) -> Stored:
     if not isinstance(array, (np.ndarray, Tensor)):
-        raise BadActivations(f"site {site!r} holds a {type(array).__name__}; give a NumPy array or a tensor")
+        raise ValueError(f"site {site!r} holds a {type(array).__name__}; give a NumPy array or a tensor")
     if isinstance(array, np.ma.MaskedArray):
         number_array(array, f"site {site!r}")
     dtype = str(array.dtype).removeprefix("torch.")
@@ -274,29 +259,27 @@ def _in_memory(site: Any, array: Any) -> Stored:
 
 def _check(stored: Mapping[str, Stored], name: str) -> None:
     if not stored:
-        raise BadActivations(f"{name} holds no sites")
-    for site, found in stored.items():
-        if found.dtype == "object":
-            raise BadActivations(
-                f"{name}: site {site!r} is an array of objects, which only unpickling could read, and "
-                "that may run code hidden in it; save numbers of one shape"
+        raise ValueError(f"{name} holds no sites")
+    for site, array in stored.items():
+        label = f"{name}: site {site!r}"
+        if array.dtype == "object":
+            raise ValueError(
+                f"{label} is an array of objects, which only unpickling could read, and that may run code: save "
+                "numbers of one shape"
             )
-        if "float" not in found.dtype:
-            raise BadActivations(f"{name}: site {site!r} holds {found.dtype}; activations are floating-point numbers")
-        if found.dtype in ("float96", "float128"):
-            raise BadActivations(
-                f"{name}: site {site!r} holds {found.dtype}, more digits than torch has: round it with "
-                ".astype(numpy.float64)"
+        if "float" not in array.dtype:
+            raise ValueError(f"{label} holds {array.dtype}; activations are floating-point numbers")
+        if array.dtype in ("float96", "float128"):
+            raise ValueError(f"{label} holds {array.dtype}, which torch lacks: round it with .astype(numpy.float64)")
+        if len(array.shape) < 2:
+            raise ValueError(
+                f"{label} has shape {array.shape}, rows need (inputs, features); for one number per input use "
+                "array.reshape(-1, 1)"
             )
-        if len(found.shape) < 2:
-            raise BadActivations(
-                f"{name}: site {site!r} has shape {found.shape}, rows need (inputs, features); "
-                "one number per input is array.reshape(-1, 1)"
-            )
-    counts = {site: found.shape[0] for site, found in stored.items()}
+    counts = {site: array.shape[0] for site, array in stored.items()}
     most = max(set(counts.values()), key=list(counts.values()).count)
-    odd = ", ".join(f"{site!r} has {count}" for site, count in counts.items() if count != most)
-    if odd:
-        raise BadActivations(f"{name} is unpaired: most sites have {most} inputs, but {odd}")
+    different = ", ".join(f"{site!r} has {count}" for site, count in counts.items() if count != most)
+    if different:
+        raise ValueError(f"{name} is unpaired: most sites have {most} inputs, but {different}")
     if most == 0:
-        raise BadActivations(f"{name} holds no inputs")
+        raise ValueError(f"{name} holds no inputs")

@@ -1,4 +1,4 @@
-"""Sites of a model: which modules are taken, and hooks that hand over their activations as the forward makes them."""
+"""Sites of a model: which modules are taken, and hooks that capture their activations during the forward."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils.hooks import RemovableHandle
 
-from ..checks import nearest
+from ..checks import listed, nearest
 from ..process_state import without_autocast
 from .layout import FeatureAxes
 from .restore import COMPILED, every_module_called
@@ -31,7 +31,7 @@ _REPARAMETRIZED = "parametrizations"  # modules that compute weights, not activa
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module itself, out of torch.compile, DataParallel and DistributedDataParallel.
+    """Return the module inside torch.compile, DataParallel and DistributedDataParallel.
 
     Hooks added after a compiled model's first call do not fire, and the wrapper's names carry a prefix.
     """
@@ -47,38 +47,38 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def named_parameters(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Parameters by name, of a model or a state dict; weights that a layer computes, as it computes them.
+    """Return the parameters of a model or a state dict by name, with computed weights in their computed form.
 
-    Pruned weights, weight norm, spectral norm and other parametrisations are meant. A state dict tells only of pruning.
+    Computed are pruned weights, weight norm, spectral norm and other parametrisations; a state dict shows only pruning.
     """
     if isinstance(model, nn.Module):
         plain = unwrap(model)
         computed = {
-            ".".join(filter(None, (name, part))): (".".join(filter(None, (name, own))), tensor)
+            ".".join(filter(None, (name, source))): (".".join(filter(None, (name, weight))), tensor)
             for name, module in plain.named_modules()
-            for own, parts, tensor in _computed_weights(module)
-            for part in parts
+            for weight, sources, tensor in _computed_weights(module)
+            for source in sources
         }
         return dict(computed.get(name, (name, parameter.detach())) for name, parameter in plain.named_parameters())
     statistics = ("running_mean", "running_var", "num_batches_tracked")  # of batch norm
-    pruned = {own for own in (name[:-5] for name in model if name.endswith("_orig")) if f"{own}_mask" in model}
-    found = {}
+    pruned = {name[:-5] for name in model if name.endswith("_orig") and f"{name[:-5]}_mask" in model}
+    parameters = {}
     for name, tensor in model.items():
-        own = name.removesuffix("_orig")
-        if own in pruned:
-            found[own] = tensor.detach() * model[f"{own}_mask"]
+        plain_name = name.removesuffix("_orig")
+        if plain_name in pruned:
+            parameters[plain_name] = tensor.detach() * model[f"{plain_name}_mask"]
         elif not name.endswith(statistics) and name.removesuffix("_mask") not in pruned:
-            found[name] = tensor.detach()
-    return found
+            parameters[name] = tensor.detach()
+    return parameters
 
 
 def _computed_weights(module: nn.Module) -> Iterator[tuple[str, list[str], Tensor]]:
-    """Weights that a layer makes of other parameters: their name, those of the others, and the numbers."""
+    """Yield each weight that a layer computes: its name, the names of the parameters behind it, and the numbers."""
     with torch.no_grad():
         chains = module._modules.get(_REPARAMETRIZED)
-        for own, chain in [] if chains is None else chains.named_children():
-            parts = [f"{_REPARAMETRIZED}.{own}.{part}" for part, _ in chain.named_parameters()]
-            yield own, parts, copy.deepcopy(chain).eval()()  # some change their state while they train
+        for name, chain in [] if chains is None else chains.named_children():
+            sources = [f"{_REPARAMETRIZED}.{name}.{part}" for part, _ in chain.named_parameters()]
+            yield name, sources, copy.deepcopy(chain).eval()()  # some change their state in training mode
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, BasePruningMethod):
                 yield hook._tensor_name, [f"{hook._tensor_name}_orig"], hook.apply_mask(module)
@@ -90,18 +90,18 @@ def _computed_weights(module: nn.Module) -> Iterator[tuple[str, list[str], Tenso
 
 @dataclass(frozen=True)
 class Names:
-    """Every name a module of the model goes by; a shared module's first name is the one it is shown under."""
+    """All names of a model's modules; a shared module is shown under its first name."""
 
     by_name: dict[str, nn.Module]  # in registration order, "" is the model itself
     first: dict[int, str]  # id of a module -> its first name
-    parents: frozenset[str]  # names that have names below them
+    parents: frozenset[str]  # names of modules with children
 
     @classmethod
     def of(cls, model: nn.Module) -> Names:
         if isinstance(model, torch.jit.ScriptModule):
             raise TypeError(
-                "this is a TorchScript module, whose layers cannot be watched: give the model that it was scripted or "
-                "traced from (compare_outputs takes it as it is)"
+                "a TorchScript module, whose layers cannot be watched: give the model that was scripted or traced "
+                "(compare_outputs takes TorchScript)"
             )
         by_name: dict[str, nn.Module] = {}
         first: dict[int, str] = {}
@@ -122,7 +122,7 @@ class Names:
         return {name: module for name, module in self.by_name.items() if self.first[id(module)] == name}
 
     def is_leaf(self, name: str) -> bool:
-        """No children that are ever called: attention reads `out_proj`'s weight and never calls it."""
+        """Return whether no child is ever called: attention reads `out_proj`'s weight without calling it."""
         return name not in self.parents or isinstance(self.by_name[name], nn.MultiheadAttention)
 
     def leaves(self) -> list[str]:
@@ -134,31 +134,31 @@ class Names:
 
 @lru_cache(maxsize=100_000)
 def ancestors(name: str) -> tuple[str, ...]:
-    """The names above this one, the model's own "" first: `a.b.c` gives "", `a`, `a.b`."""
+    """Return the names above this one, the model's own "" first: `a.b.c` gives "", `a`, `a.b`."""
     if not name:
         return ()
     parts = name.split(".")
     return tuple(".".join(parts[:i]) for i in range(len(parts)))
 
 
-# Which sites to take when nobody says: a model's repeated blocks, or the layers of a plain net
+# The default sites: a model's repeated blocks, or the layers of a plain network
 
 _UNCHANGED_AT_EVAL = (nn.modules.dropout._DropoutNd, nn.Identity, nn.Flatten)
 
 
 def default_sites(names: Names) -> list[str]:
-    """Repeated blocks where the model has them, else every layer that changes what passes through it."""
+    """Return the repeated blocks if the model has any, else every layer that changes its input."""
     layers = (name for name in names.leaves() if not isinstance(names.by_name[name], _UNCHANGED_AT_EVAL))
     return repeated_blocks(names) or list(layers) or [""]
 
 
 def repeated_blocks(names: Names) -> list[str]:
-    """The outermost modules with children whose class occurs at least twice; of a stack its layers."""
+    """Return the outermost modules with children whose class occurs at least twice, or the layers of a stack."""
     blocks = {name: type(module) for name, module in names.unique().items() if _is_block(names, name)}
     by_class = defaultdict(list)
     for name, kind in blocks.items():
         by_class[kind].append(name)
-    repeated = {kind for kind, where in by_class.items() if len(where) > 1 and not _parts_of_one(names, where)}
+    repeated = {kind for kind, group in by_class.items() if len(group) > 1 and not _parts_of_one(names, group)}
     outermost: list[str] = []
     for name, kind in blocks.items():
         inside = not set(outermost).isdisjoint(ancestors(name))
@@ -168,18 +168,18 @@ def repeated_blocks(names: Names) -> list[str]:
 
 
 def _is_block(names: Names, name: str) -> bool:
-    """A part of the model that computes something out of other parts; no mere container of them."""
+    """Return whether a module computes something out of its children and is not only their container."""
     kind = type(names.by_name[name])
     if not name or names.is_leaf(name) or kind is nn.Sequential:
         return False
-    # Looked up without descriptors: a scripted module's forward cannot be read off its class.
+    # A static lookup, since a scripted module's class raises when its forward is read.
     return getattr_static(kind, "forward") is not nn.Module.forward
 
 
 def _is_stack(names: Names, name: str) -> bool:
-    """Whether a module is one half of a model, as T5's encoder and decoder are, and its listed layers the blocks.
+    """Return whether a module is a half of a model, such as T5's encoder, whose listed layers are the blocks.
 
-    A block of a block is none: blocks are numbered themselves, and few are mostly one list of one class.
+    A block inside a list is not a stack, and few blocks consist mostly of one list of one class.
     """
     if name.rpartition(".")[2].isdecimal():
         return False
@@ -193,39 +193,35 @@ def _is_stack(names: Names, name: str) -> bool:
     return False
 
 
-def _parts_of_one(names: Names, found: list[str]) -> bool:
-    """Whether all lie in one block of which they are the lesser part, as two MLPs beside an attention do.
+def _parts_of_one(names: Names, group: list[str]) -> bool:
+    """Return whether all lie in one block and make up less than half of it, as two MLPs beside an attention do.
 
-    An encoder that is nothing but its layers is the opposite case: there the layers are the blocks.
+    An encoder that consists of its layers is the opposite case: there the layers are the blocks.
     """
-    shared = set(ancestors(found[0])).intersection(*map(ancestors, found[1:]))
+    shared = set(ancestors(group[0])).intersection(*map(ancestors, group[1:]))
     home = max((name for name in shared if name == "" or _is_block(names, name)), key=len)
     if home == "":
         return False
     leaves = [name for name in names.leaves() if home in ancestors(name)]
-    covered = [name for name in leaves if set(found).intersection(ancestors(name))]
+    covered = [name for name in leaves if set(group).intersection(ancestors(name))]
     return 2 * len(covered) < len(leaves)
 
 
-# Sites: the places of a model where activations are taken, and how to ask for them
+# Sites: where in a model activations are taken, and how to select them
 
 OUTPUT = "output"
 
 
 class SiteError(ValueError):
-    """Something is wrong with a site that was asked for."""
-
-
-class UnknownSite(SiteError):
-    """No module of the model answers to this name, glob or type."""
+    """A requested site does not exist or cannot be read."""
 
 
 class SilentSite(SiteError):
-    """A site that was asked for did not fire."""
+    """A requested site did not fire."""
 
 
 class NoRows(SiteError):
-    """What a site returned cannot become rows: an error where it was named, else the site is left out."""
+    """The output of a site cannot become rows: an error for a named site; other sites are left out."""
 
     def __init__(self, label: str, reason: str, instead: str) -> None:
         super().__init__(f"site {label!r} {reason}. {instead}")
@@ -234,28 +230,28 @@ class NoRows(SiteError):
 
 @dataclass(frozen=True)
 class Site:
-    """One call of one module: where activations are taken, under a label that is unique in the model."""
+    """One call of one module, under a label that is unique in the model."""
 
-    label: str  # "layer1.0"; the second call of a module in one forward is "mix@2"
+    label: str  # "layer1.0"; "mix@2" for the second call of a module in one forward
     module_name: str  # "" is the model itself
     call: int  # counted from 1
-    shape: tuple[int, ...]  # of one input's activation, as in the first forward
-    channels_last: bool | None  # whether the last dimension holds the features, or else the first; None: not known
+    shape: tuple[int, ...]  # of one input's activation, in the first forward
+    channels_last: bool | None  # whether the last dimension holds the features, else the first; None: unknown
 
 
 @dataclass
 class SiteRequest:
-    """What was asked of one module: which of its calls, and which of them must happen."""
+    """The requested calls of one module, and those among them that must happen."""
 
     module: nn.Module
     calls: set[int] | None = field(default_factory=set)  # None: every call
-    required: set[int] = field(default_factory=set)  # named exactly, so their absence is an error
+    required: set[int] = field(default_factory=set)  # named exactly, so silence is an error
 
 
 def select(model: nn.Module | Names, sites: Any = None) -> dict[str, SiteRequest]:
-    """The modules asked for, by their first name, in registration order.
+    """Return the selected modules by their first name, in registration order.
 
-    `sites` is None (repeated blocks, or the layers of a plain net), one selector, or a list of them: a
+    `sites` is None (repeated blocks, or the layers of a plain network), one selector, or a list of them: a
     module's name (every call of it), "name@k" (its k-th call), a glob (`*` crosses dots; an exact name wins),
     a module type, a module of the model, "leaves", "blocks", or "." for the model's own output.
     """
@@ -265,8 +261,8 @@ def select(model: nn.Module | Names, sites: Any = None) -> dict[str, SiteRequest
     else:
         selectors = [sites] if isinstance(sites, (str, type, nn.Module)) else list(sites)
         if not selectors:
-            raise UnknownSite("an empty list of sites; leave sites out for the default")
-        chosen = [each for selector in selectors for each in _resolve(names, selector)]
+            raise SiteError("the list of sites is empty; leave sites out for the default")
+        chosen = [choice for selector in selectors for choice in _resolve(names, selector)]
     requests: dict[str, SiteRequest] = {}
     for name, call, exact in chosen:
         request = requests.setdefault(name, SiteRequest(names.by_name[name]))
@@ -279,7 +275,7 @@ def select(model: nn.Module | Names, sites: Any = None) -> dict[str, SiteRequest
     return {name: requests[name] for name in names.by_name if name in requests}
 
 
-Choice = tuple[str, int | None, bool]  # a module's name, which of its calls, and whether it was named exactly
+Choice = tuple[str, int | None, bool]  # a module's name, the call (None: all), and whether it was named exactly
 
 
 def _resolve(names: Names, selector: Any) -> list[Choice]:
@@ -288,40 +284,38 @@ def _resolve(names: Names, selector: Any) -> list[Choice]:
     if isinstance(selector, nn.Module):
         name = names.first.get(id(selector), names.first.get(id(unwrap(selector))))
         if name is None:
-            raise UnknownSite(f"this {type(selector).__name__} is not a part of the model")
+            raise SiteError(f"this {type(selector).__name__} is not a part of the model")
         return [(name, None, True)]
-    if isinstance(selector, type) and issubclass(selector, nn.Module):
-        found = [name for name, module in names.unique().items() if isinstance(module, selector)]
-        if not found:
-            kinds = sorted({type(module).__name__ for module in names.by_name.values()})
-            raise UnknownSite(f"no module of type {selector.__name__}; there are {', '.join(kinds)}")
-        return [(name, None, False) for name in found]
-    raise UnknownSite(f"a site is a name, a glob, a module type or a module; got {selector!r}")
+    if not (isinstance(selector, type) and issubclass(selector, nn.Module)):
+        raise SiteError(f"a site is a name, a glob, a module type or a module; got {selector!r}")
+    matches = [name for name, module in names.unique().items() if isinstance(module, selector)]
+    if not matches:
+        kinds = sorted({type(module).__name__ for module in names.by_name.values()})
+        raise SiteError(f"no module of type {selector.__name__}; there are {', '.join(kinds)}")
+    return [(name, None, False) for name in matches]
 
 
 def _by_text(names: Names, text: str) -> list[Choice]:
     exact = find_name(names, text)
     if exact is not None:
         return [(*exact, True)]
-    if text == "leaves":
-        return [(name, None, False) for name in names.leaves()]
-    if text == "blocks":
-        found = repeated_blocks(names)
-        if not found:
-            raise UnknownSite('no blocks: no class of modules with children occurs twice; try "leaves"')
-        return [(name, None, False) for name in found]
+    if text in ("leaves", "blocks"):
+        matches = names.leaves() if text == "leaves" else repeated_blocks(names)
+        if not matches:
+            raise SiteError('no blocks: no class of modules with children occurs twice; try "leaves"')
+        return [(name, None, False) for name in matches]
     pattern, call = split_call(text)
-    globbed = [name for name in names.by_name if name and fnmatchcase(name, pattern)]
-    matched = {names.first[id(names.by_name[name])] for name in globbed}
-    if not matched or not set("*?[") & set(pattern):
-        alone = "; the model has no parts: '.' is its own output"
+    matches = [name for name in names.by_name if name and fnmatchcase(name, pattern)]
+    if not matches or not set("*?[") & set(pattern):
+        alone = "; the model has no children: '.' is its own output"
         near = nearest(pattern, names.by_name) if len(names.by_name) > 1 else alone
-        raise UnknownSite(f"no module is called {pattern!r}{near}")
-    return [(name, call, False) for name in names.by_name if name in matched]
+        raise SiteError(f"no module is called {pattern!r}{near}")
+    first_names = {names.first[id(names.by_name[name])] for name in matches}
+    return [(name, call, False) for name in names.by_name if name in first_names]
 
 
 def find_name(names: Names, text: str) -> tuple[str, int | None] | None:
-    """First name and call that a text names exactly (by an alias too), or None."""
+    """Return the first name and the call that a text (or an alias) names exactly, or None."""
     for candidate, call in ((text, None), split_call(text)):
         name = "" if candidate in ("", ".") else candidate
         if name == OUTPUT and OUTPUT not in names.by_name:
@@ -332,54 +326,50 @@ def find_name(names: Names, text: str) -> tuple[str, int | None] | None:
 
 
 def split_call(text: str) -> tuple[str, int | None]:
-    """Name and call: "mix@2" gives ("mix", 2); without a number the call is None."""
+    """Split "mix@2" into ("mix", 2); the call is None without a number."""
     name, _, call = text.rpartition("@")
     if call.isdecimal() and "@" in text:
         if int(call) == 0:
-            raise UnknownSite(f"calls are counted from 1, got {text!r}")
+            raise SiteError(f"calls are counted from 1, got {text!r}")
         return name, int(call)
     return text, None
 
 
 def label_of(names: Names, name: str, call: int) -> str:
-    """How a site is shown; the model's own output is "output" unless a module took that name."""
+    """Return the label of a site; the model's own output is "output" unless a module has that name."""
     base = name or ("." if OUTPUT in names.by_name else OUTPUT)
     return base if call == 1 else f"{base}@{call}"
 
 
-# The one tensor in whatever a module returns
+# The main tensor in whatever a module returns
 
 _PREFERRED = ("last_hidden_state", "logits", "out")  # of a layer
 ANSWERS = ("logits", "out", "last_hidden_state")  # of a whole model
 
 
 def first_tensor(output: Any, preferred: Sequence[str] = _PREFERRED) -> Tensor | None:
-    """The tensor that stands for an output: itself, the first of a tuple or list, or a dict's main entry.
+    """Return the main tensor of an output: the tensor itself, the first of a tuple or list, or a dict's main entry.
 
-    A dict (ModelOutput too) or an object with such attributes gives `last_hidden_state`, else `logits`, else `out` (or
-    whatever is `preferred`), else its first tensor.
+    In a dict (ModelOutput too) or an object with such attributes it is `last_hidden_state`, else `logits`, else `out`
+    (or the `preferred` keys), else the first tensor.
     """
     path = path_to_tensor(output, preferred)
     return None if path is None else at_path(output, path)
 
 
-def path_to_tensor(
-    output: Any,
-    preferred: Sequence[str] = _PREFERRED,
-    is_tensor: Callable[[Any], bool] = lambda x: isinstance(x, Tensor),
-) -> tuple[Any, ...] | None:
-    """The keys that lead to an output's `first_tensor`, outermost first; None if there is no tensor in it."""
-    if is_tensor(output):
+def path_to_tensor(output: Any, preferred: Sequence[str] = _PREFERRED) -> tuple[Any, ...] | None:
+    """Return the keys that lead to an output's `first_tensor`, outermost first; None without a tensor."""
+    if isinstance(output, Tensor):
         return ()
     for key, part in _parts(output, preferred):
-        inside = path_to_tensor(part, preferred, is_tensor)
+        inside = path_to_tensor(part, preferred)
         if inside is not None:
             return (key, *inside)
     return None
 
 
 def like(parts_of: Any, parts: list[Any]) -> Any:
-    """A tuple (named ones too) or list of the same kind with other parts."""
+    """Return a tuple (named ones too) or list of the same kind with other parts."""
     return type(parts_of)(*parts) if hasattr(parts_of, "_fields") else type(parts_of)(parts)
 
 
@@ -390,7 +380,7 @@ def at_path(output: Any, path: Sequence[Any]) -> Any:
 
 
 def replaced(output: Any, path: Sequence[Any], new: Any) -> Any:
-    """The output with something else at the end of a path; what lies beside it is kept, and the original too."""
+    """Return a copy of the output with `new` at the end of a path."""
     if not path:
         return new
     inside = replaced(at_path(output, path[:1]), path[1:], new)
@@ -405,9 +395,9 @@ def replaced(output: Any, path: Sequence[Any], new: Any) -> Any:
 
 
 def fresh_leaf(output: Any, *, anew: bool = False) -> tuple[Tensor, Any] | None:
-    """A leaf to differentiate by, and the output with a copy of it in place of its activation.
+    """Return a leaf to differentiate by, and the output with a copy of the leaf in place of its activation.
 
-    None where gradients flow already, unless the graph is to begin `anew`. A copy, since the model may go on in place.
+    None if gradients flow already, unless the graph is to begin `anew`. The copy lets the model work in place.
     """
     path = path_to_tensor(output)
     if path is None:
@@ -420,7 +410,7 @@ def fresh_leaf(output: Any, *, anew: bool = False) -> tuple[Tensor, Any] | None:
 
 
 def unshared(output: Any) -> Any:
-    """The output with a copy of its activation where that is a view of something else."""
+    """Return the output, with a copy of its activation if that is a view."""
     path = path_to_tensor(output)
     if path is None or not at_path(output, path)._is_view():
         return output
@@ -428,14 +418,14 @@ def unshared(output: Any) -> Any:
 
 
 def tensors_in(output: Any) -> list[Tensor]:
-    """Every tensor in an output of any structure."""
+    """Return every tensor in an output of any structure."""
     if isinstance(output, Tensor):
         return [output]
     return [tensor for _, part in _parts(output, ()) for tensor in tensors_in(part)]
 
 
 def _parts(output: Any, preferred: Sequence[str]) -> list[tuple[Any, Any]]:
-    """What an output is made of, by key, the preferred keys first; nothing if it is no container."""
+    """Return the parts of a container by key, the preferred keys first; nothing for other objects."""
     if _is_record(output):
         output = {
             key: getattr(output, key) for key in [*_PREFERRED, *getattr(output, "__dict__", {})] if hasattr(output, key)
@@ -448,28 +438,28 @@ def _parts(output: Any, preferred: Sequence[str]) -> list[tuple[Any, Any]]:
 
 
 def _is_record(output: Any) -> bool:
-    """A dataclass, or whatever has its main tensor as an attribute, as results of other libraries do."""
+    """Return whether an output is a dataclass, or holds its main tensor as an attribute as in other libraries."""
     if isinstance(output, (Tensor, Mapping, tuple, list, type)):
         return False
     return dataclasses.is_dataclass(output) or any(isinstance(getattr(output, k, None), Tensor) for k in _PREFERRED)
 
 
 def answer_in(output: Any) -> Tensor | None:
-    """The tensor that a whole model answers with: itself, the first of a tuple, or a dict's `logits`."""
+    """Return the tensor that a whole model answers with: itself, the first of a tuple, or a dict's `logits`."""
     return first_tensor(output, ANSWERS)
 
 
 def activation_in(output: Any) -> Tensor | str:
-    """The activation, or the reason why there is none."""
+    """Return the activation, or the reason why there is none."""
     tensor = first_tensor(output)
     if tensor is None:
-        return f"returned no tensor but {type(output).__name__}"
+        return f"returned {type(output).__name__}, which holds no tensor"
     if not tensor.is_floating_point():
-        return f"returned a tensor of {str(tensor.dtype).removeprefix('torch.')}, which is no activation"
+        return f"returned a tensor of {str(tensor.dtype).removeprefix('torch.')}, not of floating-point numbers"
     if tensor.is_nested:
         return "returned a nested tensor, whose inputs differ in shape"
     if tensor.layout != torch.strided:
-        return f"returned a tensor of layout {str(tensor.layout).removeprefix('torch.')}, not a dense one"
+        return f"returned a {str(tensor.layout).removeprefix('torch.')} tensor, not a dense one"
     return tensor
 
 
@@ -477,7 +467,7 @@ def activation_in(output: Any) -> Tensor | str:
 
 
 class Keep:
-    """The sink that keeps the activation itself, cloned only where the model overwrites it.
+    """The sink that keeps the activation itself, cloned only if the model overwrites it.
 
     The first forward clones everything and learns from the tensors' version counters which sites are
     overwritten; afterwards only those are cloned.
@@ -493,7 +483,7 @@ class Keep:
 
     def __call__(self, site: Site, activation: Tensor) -> Tensor:
         if activation.is_inference():
-            # No version counter, and an inference tensor could not enter a later backward: a clone can.
+            # It has no version counter and could not enter a later backward; a clone can.
             with torch.inference_mode(False), torch.no_grad():
                 return activation.clone()
         if self._overwritten is None:
@@ -511,7 +501,7 @@ class Keep:
         self._live.clear()
 
     def check(self, label: str, kept: Tensor) -> None:
-        """Refuse to hand over a tensor that was changed although it had not been in the first forward."""
+        """Raise if a tensor was changed in place that was unchanged in the first forward."""
         version = self._versions.get(label)
         if version is not None and kept._version != version:
             if self._overwritten is not None:
@@ -524,21 +514,21 @@ class Keep:
 
 Sink = Callable[[Site, Tensor], Any]
 
-# Whose run() is under way: with one model watched twice, only that watch may fill.
+# The watch whose run() is active: if one model is watched twice, only that watch records.
 _RUNNING: ContextVar[Watch | None] = ContextVar("sosie_running_watch", default=None)
 
 
 @contextmanager
 def watch(model: nn.Module, sites: Any = None, *, sink: Sink | None = None, axes: bool = True) -> Iterator[Watch]:
-    """Record the activations of a model's forward at these sites (see `select`), as long as the block lasts.
+    """Record the activations of a model's forwards at these sites (see `select`) within the block.
 
-    `sink(site, activation)` is called inside the hook, out of autocast, and what it returns is kept instead
-    of the activation; it gets the live tensor, before any later in-place operation, and must not change it. What it
-    raises ends the watch's part in the forward, and is raised when the forward is over: the model itself always ends.
-    Without a sink the activation is kept, cloned where the model overwrites it. Attention's fused inference
-    path and compiled code, both of which pass hooks by, are off inside the block. Another thread that wants the model
-    meanwhile waits. `axes=False`: which dimension holds the features is not looked for, which makes the first forward
-    faster, and `Site.channels_last` is None.
+    `sink(site, activation)` is called inside the hook, outside autocast, and its result is kept instead of the
+    activation; it receives the live tensor, before any later in-place operation, and must not change it. If it raises,
+    the watch stops recording and the error is raised at the end of the forward, which always runs to its end. Without a
+    sink the activation is kept, cloned if the model overwrites it. Inside the block attention's fused inference path
+    and compiled code are off, since both bypass hooks, and other threads that need the model wait. `axes=False` skips
+    the search for the dimension with the features, which makes the first forward faster; `Site.channels_last` is then
+    None.
     """
     seen = Watch(model, sites, sink, axes)
     with every_module_called(model):
@@ -550,22 +540,22 @@ def watch(model: nn.Module, sites: Any = None, *, sink: Sink | None = None, axes
 
 
 class Watch:
-    """What the last forward showed: values by label, and the sites in execution order.
+    """The values of the last forward by label, and the sites in execution order.
 
-    Filled by `seen.run(x)` or by a plain call of the model; each forward starts afresh. Readable after the
-    watch is over.
+    It is filled by `seen.run(x)` or a plain call of the model; each forward starts afresh. It stays readable after the
+    block.
     """
 
     def __init__(self, model: nn.Module, sites: Any, sink: Sink | None, axes: bool) -> None:
         self._root = unwrap(model)
         self._names = Names.of(self._root)
-        self._wanted = select(self._names, sites)
+        self._requests = select(self._names, sites)
         self._keep = Keep() if sink is None else None
         self._sink: Sink = sink or self._keep  # type: ignore[assignment]
         self._handles: list[RemovableHandle] = []
-        self._sites: dict[str, Site] | None = None  # what the first whole forward showed, in its order
+        self._sites: dict[str, Site] | None = None  # in execution order, set at the end of the first forward
         self._axes = axes
-        self._layout: FeatureAxes | None = None  # while the first forward lasts
+        self._layout: FeatureAxes | None = None  # during the first forward
         self._never_called: list[str] = []
         self._no_activation: dict[str, str] = {}
         self._thread = threading.get_ident()
@@ -576,7 +566,7 @@ class Watch:
     # The forward
 
     def run(self, *args: Any, **kwargs: Any) -> None:
-        """One forward that fills this watch only."""
+        """Run one forward that fills only this watch."""
         if not self._handles:
             raise RuntimeError("this watch is over: call run() inside its with block")
         token = _RUNNING.set(self)
@@ -592,12 +582,12 @@ class Watch:
 
     def _open(self) -> None:
         self._handles.append(self._root.register_forward_pre_hook(self._begin, prepend=True))
-        for name, wanted in self._wanted.items():
-            if isinstance(wanted.module, torch.jit.ScriptModule):
-                if wanted.required:
+        for name, request in self._requests.items():
+            if isinstance(request.module, torch.jit.ScriptModule):
+                if request.required:
                     raise SiteError(f"site {name!r} is a TorchScript module, which cannot be watched")
                 continue
-            self._handles.append(wanted.module.register_forward_hook(self._hook(name, wanted)))
+            self._handles.append(request.module.register_forward_hook(self._hook(name, request)))
         self._handles.append(self._root.register_forward_hook(self._finish))
         self._handles.append(self._root.register_forward_hook(self._leave, always_call=True))
 
@@ -609,15 +599,15 @@ class Watch:
 
     def _start(self) -> None:
         self._active, self._complete = True, False
-        self._failure: Exception | None = None  # of a site; raised when the forward is over
-        self._calls = dict.fromkeys(self._wanted, 0)
+        self._failure: Exception | None = None  # of a site; raised at the end of the forward
+        self._calls = dict.fromkeys(self._requests, 0)
         self._values: dict[str, Any] = {}
         if self._sites is None:
-            self._found: dict[str, Site] = {}
+            self._new_sites: dict[str, Site] = {}
             self._no_activation.clear()
 
     def _elsewhere(self) -> bool:
-        """In another thread, which calls the model for itself."""
+        """Return whether another thread is calling the model."""
         return threading.get_ident() != self._thread
 
     def _begin(self, module: nn.Module, args: Any) -> None:
@@ -643,22 +633,22 @@ class Watch:
             self._end_layout()
 
     def _end_layout(self) -> None:
-        """After the first forward, one that failed too, operations are no longer followed."""
+        """Stop following operations after the first forward, even a failed one."""
         if self._layout is not None:
             self._layout.__exit__(None, None, None)
             self._layout = None
 
-    def _hook(self, name: str, wanted: SiteRequest) -> Callable[[nn.Module, Any, Any], None]:
+    def _hook(self, name: str, request: SiteRequest) -> Callable[[nn.Module, Any, Any], None]:
         def fire(module: nn.Module, args: Any, output: Any) -> None:
             if not self._active or self._elsewhere() or (module is self._root and self._depth > 1):
-                return  # a call from outside the model's own forward, by itself, or another watch's run
+                return  # called outside the model's forward, by the model itself, or in another watch's run
             self._calls[name] += 1
             call = self._calls[name]
-            if self._failure is None and (wanted.calls is None or call in wanted.calls):
+            if self._failure is None and (request.calls is None or call in request.calls):
                 try:
                     self._record(name, call, output)
                 except Exception as error:
-                    # A model that keeps something on itself during its forward would be left in the middle of it.
+                    # Raising here could leave the model in an inconsistent state.
                     self._failure = error
 
         return fire
@@ -667,7 +657,7 @@ class Watch:
         label = label_of(self._names, name, call)
         if label in self._no_activation:
             return
-        required = self._sites is not None or call in self._wanted[name].required
+        required = self._sites is not None or call in self._requests[name].required
         activation = activation_in(output)
         if isinstance(activation, str):
             if required:
@@ -676,13 +666,13 @@ class Watch:
             return
         if self._sites is None:
             last = None if self._layout is None else self._layout.channels_last(activation)
-            site = self._found[label] = Site(label, name, call, tuple(activation.shape[1:]), last)
+            site = self._new_sites[label] = Site(label, name, call, tuple(activation.shape[1:]), last)
         elif label in self._sites:
             site = self._sites[label]
         else:
             raise SiteError(
-                f"site {label!r} fired now but not in the first forward: the model's path depends on its "
-                "input. Name the sites that every input passes"
+                f"site {label!r} fired now but not in the first forward: the model's path depends on its input. Name "
+                "sites that every input passes"
             )
         try:
             with without_autocast(activation.device.type):
@@ -690,7 +680,7 @@ class Watch:
         except NoRows as problem:
             if required:
                 raise
-            del self._found[label]
+            del self._new_sites[label]
             self._no_activation[label] = problem.reason
 
     def _finish(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -701,7 +691,7 @@ class Watch:
             raise self._failure
         if self._sites is None:
             self._check_first_forward()
-            self._sites = self._found
+            self._sites = self._new_sites
         missing = [label for label in self._sites if label not in self._values]
         if missing:
             raise SilentSite(f"fired in the first forward but not in this one: {', '.join(missing)}")
@@ -712,36 +702,36 @@ class Watch:
     def _check_first_forward(self) -> None:
         silent = []
         self._never_called = [label_of(self._names, name, 1) for name, calls in self._calls.items() if not calls]
-        for name, wanted in self._wanted.items():
+        for name, request in self._requests.items():
             calls = self._calls[name]
-            why = f"{type(wanted.module).__name__}, {f'called {calls} times' if calls else 'never called'}"
-            late = [label_of(self._names, name, k) for k in sorted(wanted.required) if k > calls]
-            silent += [f"{label!r} ({why})" for label in late]
+            why = f"{type(request.module).__name__}, {f'called {calls} times' if calls else 'never called'}"
+            silent += [f"{label_of(self._names, name, k)!r} ({why})" for k in sorted(request.required) if k > calls]
         if silent:
-            raise SilentSite(f"sites that never fired: {', '.join(silent)}; name a module that the forward calls")
-        if not self._found:
-            reasons = [f"{label!r} {reason}" for label, reason in self.left_out.items()]
-            few = ", ".join(reasons[:5]) + (f" and {len(reasons) - 5} more" if len(reasons) > 5 else "")
-            raise SilentSite(f"none of the sites gave an activation: {few}; name others")
+            raise SilentSite(f"sites that never fired: {', '.join(silent)}; name modules that the forward calls")
+        if not self._new_sites:
+            reasons = listed(f"{label!r} {reason}" for label, reason in self.left_out.items())
+            raise SilentSite(f"no site gave an activation: {reasons}; name others")
+
+    # Reading
 
     # What was seen
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """The sites in execution order, as the first forward had them."""
+        """The sites in execution order, as in the first forward."""
         if self._sites is None:
             raise RuntimeError("no forward has finished yet: call seen.run(x) or model(x) first")
         return tuple(self._sites.values())
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Sites that a glob, a type or a default named and that gave no activation or no rows, with the reason."""
-        scripts = {name for name, wanted in self._wanted.items() if isinstance(wanted.module, torch.jit.ScriptModule)}
+        """The sites of a glob, a type or the default without an activation or rows, with the reason."""
+        scripts = {name for name, each in self._requests.items() if isinstance(each.module, torch.jit.ScriptModule)}
         silent = {n: "is TorchScript" if n in scripts else "was never called" for n in self._never_called}
         return {**silent, **self._no_activation}
 
     def __getitem__(self, label: str) -> Any:
-        known = [site.label for site in self.sites]
+        known = list(self)
         exact = find_name(self._names, label)
         shown = label_of(self._names, exact[0], exact[1] or 1) if exact else label
         if shown not in known:
@@ -749,11 +739,11 @@ class Watch:
         return self._value(shown)
 
     def values(self) -> list[Any]:
-        """One value per site, in the order of `sites`."""
-        return [self._value(site.label) for site in self.sites]
+        """Return one value per site, in the order of `sites`."""
+        return [self._value(label) for label in self]
 
     def items(self) -> list[tuple[str, Any]]:
-        return [(site.label, self._value(site.label)) for site in self.sites]
+        return [(label, self._value(label)) for label in self]
 
     def _value(self, label: str) -> Any:
         if not self._complete:
@@ -761,9 +751,6 @@ class Watch:
         if self._keep is not None:
             self._keep.check(label, self._values[label])
         return self._values[label]
-
-    def __contains__(self, label: object) -> bool:
-        return any(site.label == label for site in self.sites)
 
     def __iter__(self) -> Iterator[str]:
         return iter([site.label for site in self.sites])
@@ -784,9 +771,9 @@ def run_changed(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """The model's output with `change(output)` in place of what one call of a module returns; None changes nothing.
+    """Run the model with `change(output)` in place of the output of one call of a module, counted from 1.
 
-    Calls of the module are counted from 1.
+    None changes nothing.
     """
     calls = 0
 

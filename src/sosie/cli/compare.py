@@ -21,7 +21,7 @@ def compare(
     measures: Annotated[
         str | None,
         typer.Option(
-            help="Measures, separated by commas; options in brackets. Else debiased_cka; of sketches linear_cka.",
+            help="Measures, separated by commas; options in brackets. Default: debiased_cka; for sketches linear_cka.",
             show_default=False,
         ),
     ] = None,
@@ -31,20 +31,20 @@ def compare(
     rows: opt.Rows = "flatten",
     max_rows: opt.MaxRows = None,
     batch: opt.Batch = 256,
-    exact: Annotated[bool, typer.Option("--exact", help="Whole Gram matrices or covariances, not blocks.")] = False,
+    exact: Annotated[bool, typer.Option("--exact", help="Use whole Gram matrices or covariances, not blocks.")] = False,
     block: Annotated[int, typer.Option(min=4, help="Rows per block of Gram matrices.")] = 64,
     device: opt.Device = None,
     precision: Annotated[str | None, typer.Option(help="tf32, float32 or float64.")] = None,
     memory: opt.Memory = None,
     seed: Annotated[int, typer.Option(help="Seed of sampled rows and of models without weights.")] = 0,
-    null: Annotated[str | None, typer.Option(help="permutation: what chance gives, and p-values.")] = None,
-    draws: Annotated[int, typer.Option(min=1, help="Shuffles that p-values rest on.")] = 200,
+    null: Annotated[str | None, typer.Option(help="permutation: report chance and p-values.")] = None,
+    draws: Annotated[int, typer.Option(min=1, help="Number of shuffles for p-values.")] = 200,
     interval: Annotated[bool, typer.Option("--interval", help="A 95 % interval for every measure.")] = False,
     kernel: Annotated[
         str | None, typer.Option(help="For sketches: hadamard, features, gradients, sum, maps, midpoint.")
     ] = None,
     unpaired: Annotated[bool, typer.Option("--unpaired", help="Two sketches that share no rows.")] = False,
-    resume: Annotated[Path | None, typer.Option(help="Save statistics here on the way, and go on from them.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Save statistics here on the way; continue from them.")] = None,
     out: opt.Out = None,
     html: opt.Html = None,
     full: opt.Full = False,
@@ -61,11 +61,11 @@ def compare(
             raise ValueError(
                 f"sketches are only compared with sketches, not with {', '.join(others)}; `sosie sketch` makes one"
             )
-        settled: dict[str, Any] = {"--data": data, "--sites": sites, "--sites-a": sites_a, "--sites-b": sites_b}
-        settled |= {"--max-rows": max_rows, "--device": device, "--precision": precision, "--memory": memory}
-        settled |= {"--resume": resume, "--exact": exact or None, "--interval": interval or None}
-        if wrong := opt.given(**settled):
-            raise ValueError(f"{', '.join(wrong)}: not for sketches, which hold what they were made with")
+        fixed: dict[str, Any] = {"--data": data, "--sites": sites, "--sites-a": sites_a, "--sites-b": sites_b}
+        fixed |= {"--max-rows": max_rows, "--device": device, "--precision": precision, "--memory": memory}
+        fixed |= {"--resume": resume, "--exact": exact or None, "--interval": interval or None}
+        if wrong := opt.given(**fixed):
+            raise ValueError(f"{', '.join(wrong)}: not for sketches, whose settings are fixed")
         loaded = [sketching.Sketch.load(path) for path in models]
         things = [sketch if kernel is None else sketch.using(kernel) for sketch in loaded]
     elif kernel is not None:
@@ -73,14 +73,14 @@ def compare(
     else:
         things = [engine.open_source(text, seed=seed) for text in models]
     if unpaired:
-        between = sketching.compare_unpaired(
+        unpaired_values = sketching.compare_unpaired(
             *things, measures=opt.split(measures) or sketching.UNPAIRED,
             draws=draws if null is not None else None, seed=seed,
         )  # fmt: skip
-        opt.tell(between, out, html, full=full)
+        opt.tell(unpaired_values, out, html, full=full)
         return
     with opt.working_together() as speaks:
-        found = engine.compare(
+        comparison = engine.compare(
             things,
             opt.open_data(data, batch),
             measures=opt.split(measures), sites=opt.split(sites), sites_a=opt.split(sites_a),
@@ -89,4 +89,4 @@ def compare(
             interval=interval, resume=resume,
         )  # fmt: skip
     if speaks:
-        opt.tell(found, out, html, full=full)
+        opt.tell(comparison, out, html, full=full)

@@ -1,4 +1,4 @@
-"""`sosie demo`: two small networks, trained here and now, compared and stitched layer by layer."""
+"""`sosie demo`: train two small networks, compare them and stitch them layer by layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 def demo(
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("demo.html"),
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the 2,000 training images.")] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the first network; the second takes the next.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first network; the second has the next.")] = 0,
 ) -> None:
     """Train two small networks on images that come with sosie, compare and stitch them, and write pages.
 

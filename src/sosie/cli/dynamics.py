@@ -15,24 +15,24 @@ def dynamics(
     runs: Annotated[
         list[str],
         typer.Argument(
-            help="A folder that a recorder wrote, or two of them; or checkpoints in order of time (models as for "
-            "compare, or files of weights)."
+            help="A folder that a recorder wrote, or two; or checkpoints in order of time (models as for compare, or "
+            "weights files)."
         ),
     ],
     steps: Annotated[
         str | None,
-        typer.Option(help="For checkpoints: the step of each, separated by commas (0,10,100); else 0, 1, 2 …"),
+        typer.Option(help="For checkpoints: the step of each, separated by commas (0,10,100); default: 0, 1, 2 …"),
     ] = None,
     measures: Annotated[
         str | None,
-        typer.Option(help="Measures, separated by commas; else atom_cosine, weight_cosine or debiased_cka."),
+        typer.Option(help="Measures, separated by commas; default: atom_cosine, weight_cosine or debiased_cka."),
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="For checkpoints: compare activations on these data, as for compare.")
     ] = None,
     sites: Annotated[str | None, typer.Option(help="Sites: names and globs.")] = None,
     rows: opt.Rows = "flatten",
-    max_rows: Annotated[int | None, typer.Option(min=4, help="Inputs that checkpoints are run on (1024).")] = None,
+    max_rows: Annotated[int | None, typer.Option(min=4, help="Inputs for checkpoints (1024).")] = None,
     batch: opt.Batch = 256,
     device: opt.Device = None,
     memory: opt.Memory = None,
@@ -40,7 +40,7 @@ def dynamics(
     html: opt.Html = None,
     full: opt.Full = False,
 ) -> None:
-    """Compare every recorded time of a run with every other: which layer settles when, and in which order."""
+    """Compare all recorded times of a run with each other: which layer settles when, and in which order."""
     from .. import history
     from ..history.run_folder import is_run
 
@@ -50,31 +50,31 @@ def dynamics(
         other = next(text for text in runs if text not in recorded)
         raise ValueError(f"{recorded[0]} is a recorded run and {other} is not: name one or two runs, or checkpoints")
     if len(recorded) > 2:
-        raise ValueError(f"one run, or two against each other; got {len(recorded)}")
+        raise ValueError(f"name one run, or two to compare; got {len(recorded)}")
     if not recorded and len(runs) == 1 and not Path(runs[0]).exists():
-        raise FileNotFoundError(f"no recorded run {runs[0]}: no such folder; of checkpoints name two or more")
+        raise FileNotFoundError(f"no recorded run {runs[0]}: no such folder. Name two checkpoints or more")
     folders = [text for text in runs if Path(text).is_dir()]
     if not recorded and folders:
         raise FileNotFoundError(f"{folders[0]} is not a recorded run: it has no run.json")
     if steps is not None and recorded:
-        raise ValueError(f"--steps is for checkpoints; {recorded[0]} is a recorded run, which knows its own")
+        raise ValueError(f"--steps is for checkpoints; {recorded[0]} is a recorded run with its own steps")
     checkpoints = runs if steps is None else _at_steps(runs, steps)
-    found = history.dynamics(
+    result = history.dynamics(
         recorded[0] if recorded else checkpoints, recorded[1] if len(recorded) == 2 else None,
         measures=opt.split(measures), data=opt.open_data(data, batch),
         sites=opt.split(sites), rows=rows, max_rows=max_rows, device=device, memory=memory,
     )  # fmt: skip
-    opt.tell(found, out, html, full=full)
+    opt.tell(result, out, html, full=full)
 
 
 def _at_steps(checkpoints: list[str], steps: str) -> dict[int, str]:
-    """Each checkpoint by its step."""
+    """Return the checkpoints by step."""
     words = opt.split(steps) or []
     if not all(word.isdecimal() for word in words):
         raise ValueError(f"--steps {steps}: whole numbers of at least 0, separated by commas")
     numbers = [int(word) for word in words]
     if len(numbers) != len(checkpoints):
-        raise ValueError(f"--steps: one for each checkpoint; got {len(numbers)} for {len(checkpoints)}")
-    if any(one >= other for one, other in pairwise(numbers)):
-        raise ValueError(f"--steps {steps}: they must go up, as the checkpoints are in order of time")
+        raise ValueError(f"--steps: give one for each checkpoint; got {len(numbers)} for {len(checkpoints)}")
+    if any(first >= second for first, second in pairwise(numbers)):
+        raise ValueError(f"--steps {steps}: steps must increase, since checkpoints are in order of time")
     return dict(zip(numbers, checkpoints, strict=True))

@@ -1,4 +1,4 @@
-"""`sosie VERB …`: the verbs, and how errors are printed."""
+"""`sosie VERB …`: the verbs, and the printing of errors."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ app = typer.Typer(
 
 
 def _interruptible(verb: Callable[..., None]) -> Callable[..., None]:
-    """Say what an interruption means; typer alone would end without a word."""
+    """Print a message on an interruption; typer alone would end without one."""
 
     @functools.wraps(verb)
-    def told(*args: Any, **kwargs: Any) -> None:
+    def wrapped(*args: Any, **kwargs: Any) -> None:
         try:
             verb(*args, **kwargs)
         except KeyboardInterrupt:
             typer.echo("interrupted; no file is left half-written", err=True)
             raise typer.Exit(130) from None
 
-    return told
+    return wrapped
 
 
 for _name in VERBS:
@@ -48,12 +48,12 @@ _zoo = typer.Typer(help=zoo.HELP, no_args_is_help=True)
 for _name, _verb in (zoo.VERBS | zoo.QUESTIONS).items():
     _zoo.command(_name)(_interruptible(_verb))
 app.add_typer(_zoo, name="zoo")
-# What a paper's own script takes is its own affair.
+# Other arguments go to the paper's own script.
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(_interruptible(papers.papers))
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"sosie {__version__}")
         raise typer.Exit
 
@@ -64,21 +64,21 @@ def _options(version: bool = typer.Option(False, "--version", callback=_version,
 
 
 def run() -> None:
-    """Run the command line; an error is printed as one sentence, with SOSIE_DEBUG=1 as a traceback."""
+    """Run the command line; print an error as one sentence, or with SOSIE_DEBUG=1 as a traceback."""
     try:
         app()
-    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+    except BrokenPipeError:  # the reader of our output stopped early, such as `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
         if os.environ.get("SOSIE_DEBUG"):
             raise
-        typer.secho(f"error: {_told(error)}", fg="red", err=True)
+        typer.secho(f"error: {_message(error)}", fg="red", err=True)
         sys.exit(1)
 
 
-def _told(error: Exception) -> str:
-    """The message; its type too where the message alone would not say what happened."""
+def _message(error: Exception) -> str:
+    """Return the message, with its type if the message alone is not clear."""
     plain = isinstance(error, (ValueError, TypeError, OSError, ImportError, MemoryError)) or not error.args
     # str() of a KeyError is the repr of its message.
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)

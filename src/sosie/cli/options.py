@@ -1,4 +1,4 @@
-"""Shared by the verbs: options, comma-separated lists, how a result is written and shown, processes of torchrun."""
+"""Shared by the verbs: options, comma-separated lists, writing and showing results, processes of torchrun."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ Data = Annotated[
 Sites = Annotated[str | None, typer.Option(help="Sites of every model: names, globs, leaves, blocks.")]
 SitesA = Annotated[str | None, typer.Option(help="Sites of the first model.")]
 SitesB = Annotated[str | None, typer.Option(help="Sites of the second model.")]
-Shape = Annotated[str | None, typer.Option(help="Shape of one input, e.g. 3x32x32; else the first layer is asked.")]
+Shape = Annotated[str | None, typer.Option(help="Shape of one input, e.g. 3x32x32; default: from the first layer.")]
 Rows = Annotated[str, typer.Option(help="flatten, mean, positions, cls or last.")]
 MaxRows = Annotated[int | None, typer.Option(min=1, help="Stop after this many inputs.")]
 Batch = Annotated[int, typer.Option(min=1, help="Inputs per forward pass; does not change values.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")]
-Memory = Annotated[str | None, typer.Option(help="Most memory for what is kept of the models, e.g. 4GiB.")]
+Memory = Annotated[str | None, typer.Option(help="Memory limit for statistics of the models, e.g. 4GiB.")]
 Out = Annotated[Path | None, typer.Option(help="Write the result as JSON.")]
-Html = Annotated[Path | None, typer.Option(help="Write a page to look at.")]
-Full = Annotated[bool, typer.Option("--full", help="Print every layer, and of several models every pair.")]
-AsJson = Annotated[bool, typer.Option("--json", help="All that is known, as JSON.")]
+Html = Annotated[Path | None, typer.Option(help="Write an HTML page.")]
+Full = Annotated[bool, typer.Option("--full", help="Print every layer, and every pair of several models.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
 Folder = Annotated[Path, typer.Argument(metavar="ZOO", help="The folder of the zoo.")]
 
 
 def split(text: str | None) -> list[str] | None:
-    """Items of "a,b(k=1,l=2)": commas inside brackets do not separate; None stays None."""
+    """Split "a,b(k=1,l=2)" at commas outside of brackets; None stays None."""
     if text is None:
         return None
     items, depth, start = [], 0, 0
@@ -46,19 +46,19 @@ def split(text: str | None) -> list[str] | None:
             items.append(text[start:place])
             start = place + 1
     items.append(text[start:])
-    found = [item.strip() for item in items if item.strip()]
-    if not found:
+    items = [item.strip() for item in items if item.strip()]
+    if not items:
         raise ValueError(f"an empty list: {text!r}")
-    return found
+    return items
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """The options that were given; others have the defaults of the function that they go to."""
+    """Return the options that were given, without those left at their default, None."""
     return {name: value for name, value in options.items() if value is not None}
 
 
 def parse_shape(text: str | None) -> tuple[int, ...] | None:
-    """3x32x32 as numbers."""
+    """Return 3x32x32 as numbers."""
     if text is None:
         return None
     parts = text.lower().replace(",", "x").split("x")
@@ -68,7 +68,7 @@ def parse_shape(text: str | None) -> tuple[int, ...] | None:
 
 
 def parse_size(text: str) -> int | None:
-    """Buckets of a sketch, or None for all rows."""
+    """Return the buckets of a sketch; None for all rows."""
     if text == "all":
         return None
     if not text.isdecimal():
@@ -77,14 +77,14 @@ def parse_size(text: str) -> int | None:
 
 
 def open_data(data: str | None, batch: int) -> Any:
-    """The batches of the data that a text names; None stays None."""
+    """Return the batches of named data; None stays None."""
     from .. import data as room
 
     return None if data is None else room.open_data(data, batch=batch)
 
 
 def check_outputs(*paths: Path | None) -> None:
-    """Raise if a file cannot be written, before the work is done."""
+    """Raise before the work if a file cannot be written."""
     from ..files import check_writable
 
     for path in paths:
@@ -100,7 +100,7 @@ def tell(
     full: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Write a result, then print it: a reader that goes away, as `| head` does, must not cost the files."""
+    """Write a result before printing it: a reader that stops early, such as `| head`, must not cost the files."""
     from ..report import write_plots, write_report
 
     written = [result.save(out)] if out is not None else []
@@ -114,32 +114,32 @@ def tell(
         typer.echo(f"wrote {path}", err=as_json)
 
 
-def _show(found: Any, full: bool) -> None:
+def _show(result: Any, full: bool) -> None:
     """Print a result of any kind."""
     from ..report import print_answer, print_comparison, print_costs, print_dynamics, print_leaderboard
     from ..results import Answer, Costs, Dynamics, Leaderboard
 
-    if isinstance(found, Costs):
-        print_costs(found)
-    elif isinstance(found, Leaderboard):
-        print_leaderboard(found)
-    elif isinstance(found, Answer):
-        print_answer(found)
-    elif isinstance(found, Dynamics):
-        print_dynamics(found, full=full)
+    if isinstance(result, Costs):
+        print_costs(result)
+    elif isinstance(result, Leaderboard):
+        print_leaderboard(result)
+    elif isinstance(result, Answer):
+        print_answer(result)
+    elif isinstance(result, Dynamics):
+        print_dynamics(result, full=full)
     else:
-        print_comparison(found, full=full)
+        print_comparison(result, full=full)
 
 
-# Processes that torchrun started: they work together, and one of them speaks
+# Processes of torchrun: they work together, and one of them writes and prints
 
-STARTED_WITH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what every launcher of PyTorch's says
-PATIENCE = timedelta(hours=24)  # for one that is slower; one that fails says so, and torchrun ends them all
+STARTED_WITH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set by every launcher of PyTorch
+PATIENCE = timedelta(hours=24)  # for a slower process; if one fails, torchrun ends them all
 
 
 @contextmanager
 def working_together() -> Iterator[bool]:
-    """True in the one process that writes and prints: the only one, or the first of several."""
+    """Yield True in the process that writes and prints: the only one, or the first of several."""
     if any(name not in os.environ for name in STARTED_WITH) or int(os.environ["WORLD_SIZE"]) < 2:
         yield True
         return
@@ -153,5 +153,5 @@ def working_together() -> Iterator[bool]:
 
 
 def own_device(device: str | None) -> str | None:
-    """The device, with each of several processes on one machine on a GPU of its own."""
+    """Return the device: "cuda" gives each of several processes on one machine its own GPU."""
     return f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" and "LOCAL_RANK" in os.environ else device

@@ -1,4 +1,4 @@
-"""`sosie papers`: which published claims were run again, and what came of it."""
+"""`sosie papers`: which published claims were reproduced."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ import typer
 
 def papers(
     context: typer.Context,
-    name: Annotated[str | None, typer.Argument(help="Run this one; what follows goes to its run.py.")] = None,
-    folder: Annotated[Path | None, typer.Option(help="The folder papers/ of sosie's repository.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Run this one; further arguments go to its run.py.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="The folder papers/ of the repository of sosie.")] = None,
 ) -> None:
     """List the papers with their claims, or run one: `sosie papers frankenstein --small`."""
     root = folder or _find()
-    found = sorted(path.parent for path in root.glob("*/expected.toml"))
+    folders = sorted(path.parent for path in root.glob("*/expected.toml"))
     if name is None:
-        for paper in found:
-            typer.echo(f"{paper.name:14} {_tell(paper)}")
+        for paper in folders:
+            typer.echo(f"{paper.name:14} {_verdicts(paper)}")
         return
     chosen = root / name / "run.py"
     if not chosen.is_file():
-        raise ValueError(f"no paper {name!r} in {root}; there are {', '.join(paper.name for paper in found) or 'none'}")
+        raise ValueError(f"no paper {name!r} in {root}; there are {', '.join(paper.name for paper in folders)}")
     raise typer.Exit(subprocess.run([sys.executable, str(chosen), *context.args], check=False).returncode)
 
 
 def _find() -> Path:
-    """papers/ here, or beside the source that this runs from: papers are in the repository, not in the package."""
+    """Return papers/ here or beside the source: papers are in the repository, not in the package."""
     for place in (Path.cwd() / "papers", Path(__file__).resolve().parents[3] / "papers"):
         if any(place.glob("*/expected.toml")):
             return place
     raise FileNotFoundError("no folder papers/ here: papers are in sosie's repository; name it with --folder")
 
 
-def _tell(paper: Path) -> str:
+def _verdicts(paper: Path) -> str:
     claims = tomllib.loads((paper / "expected.toml").read_text("utf-8"))
     verdicts = paper / "results" / "verdicts.json"
     if not verdicts.is_file():
         return f"{len(claims)} claims, not run yet"
-    counts = Counter(each["verdict"] for each in json.loads(verdicts.read_text("utf-8")))
+    counts = Counter(claim["verdict"] for claim in json.loads(verdicts.read_text("utf-8")))
     return f"{len(claims)} claims: " + ", ".join(f"{counts[word]} {word}" for word in sorted(counts, reverse=True))

@@ -11,20 +11,20 @@ from . import options as opt
 
 
 def report(
-    file: Annotated[Path, typer.Argument(help="A file that --out of a verb, or save of a result, wrote.")],
+    file: Annotated[Path, typer.Argument(help="A file that --out or `save` wrote.")],
     html: Annotated[Path | None, typer.Option(help="Write the page here.")] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(help="Write heat map and curves as .svg or .png, one file for each measure, by this name."),
+        typer.Option(help="Write a heat map and curves as .svg or .png, one file for each measure, with this name."),
     ] = None,
     full: opt.Full = False,
 ) -> None:
     """Print a saved comparison as tables, and write its page or plots."""
     from ..results import Comparison, Comparisons, Costs, load
 
-    found: Any = load(file)
-    if isinstance(found, Costs) and html is not None:
-        raise ValueError("costs are a table on the terminal and have no page: leave out --html")
-    if plot is not None and not isinstance(found, (Comparison, Comparisons)):
-        raise ValueError(f"--plot draws comparisons; {file} holds {type(found).__name__}")
-    opt.tell(found, html=html, plot=plot, full=full)
+    result: Any = load(file)
+    if isinstance(result, Costs) and html is not None:
+        raise ValueError("costs have no page, only a table on the terminal: leave out --html")
+    if plot is not None and not isinstance(result, (Comparison, Comparisons)):
+        raise ValueError(f"--plot draws comparisons; {file} holds {type(result).__name__}")
+    opt.tell(result, html=html, plot=plot, full=full)

@@ -11,16 +11,14 @@ from . import options as opt
 
 def serve(
     folder: opt.Folder,
-    host: Annotated[str, typer.Option(help="Address to listen on; by default only this machine is answered.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[str, typer.Option(help="Address to listen on; default: only this machine.")] = ("127.0.0.1"),
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 finds a free one.")] = 8017,
     allow: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A name that browsers may reach it by; may be given again.")
+        list[str] | None, typer.Option(metavar="NAME", help="A host name that browsers may use; may be repeated.")
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
-    """Explore a zoo in the browser: the map, searches, comparisons. It is only read; Ctrl-C ends it."""
+    """Explore a zoo in the browser: map, searches, comparisons. It is read-only; Ctrl-C ends it."""
     from ..results import counted
     from ..zoo import Zoo
 

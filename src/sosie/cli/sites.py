@@ -1,4 +1,4 @@
-"""`sosie sites`: what of a model can be compared."""
+"""`sosie sites`: the sites of a model that can be compared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from . import options as opt
 
-COMMON = ((3, 32, 32), (1, 28, 28), (3, 224, 224))  # input shapes tried where none is given
+COMMON = ((3, 32, 32), (1, 28, 28), (3, 224, 224))  # input shapes tried by default
 
 
 def sites(
@@ -18,12 +18,12 @@ def sites(
         str | None, typer.Option("--sites", help="Names, globs, 'leaves' or 'blocks', separated by commas.")
     ] = None,
     shape: Annotated[
-        str | None, typer.Option(help="Shape of one input, e.g. 3x32x32; else common image shapes are tried.")
+        str | None, typer.Option(help="Shape of one input, e.g. 3x32x32; default: common image shapes are tried.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Take the input from this data instead.")] = None,
-    rows: Annotated[str, typer.Option(help="How activations become rows; decides the width.")] = "flatten",
+    data: Annotated[str | None, typer.Option(help="Take the input from these data instead.")] = None,
+    rows: Annotated[str, typer.Option(help="Row rule, which decides the width.")] = "flatten",
 ) -> None:
-    """Show what can be compared in a model: labels in execution order, shapes and widths."""
+    """Show the sites of a model: labels in execution order, shapes and widths."""
     from ..engine import look_at
     from ..models import open_model
     from ..report import print_sites
@@ -33,18 +33,18 @@ def sites(
     failed: list[str] = []
     for used in inputs:
         try:
-            found = look_at(named, used, sites=opt.split(select) or "leaves", rows=rows)
+            result = look_at(named, used, sites=opt.split(select) or "leaves", rows=rows)
             break
-        except Exception as error:  # whatever the model raises when the shape does not suit it
+        except Exception as error:  # anything that a model raises for a wrong shape
             if len(inputs) == 1:
                 raise
             failed.append(f"{used}: {str(error).splitlines()[0]}")
     else:
         tried = "\n  ".join(failed)
-        raise ValueError(f"{named.name} takes none of the common image shapes; give --shape or --data\n  {tried}")
-    print_sites(named.name, found)
+        raise ValueError(f"{named.name} accepts none of the common image shapes; give --shape or --data\n  {tried}")
+    print_sites(named.name, result)
     typer.echo(f"for an input of {'x'.join(map(str, used)) if isinstance(used, tuple) else used}")
     if select is None:
         typer.echo(
-            "`sosie compare` takes blocks where there are any: --sites blocks shows them, --sites leaves takes these"
+            "`sosie compare` takes blocks if there are any: --sites blocks shows them, --sites leaves takes these"
         )

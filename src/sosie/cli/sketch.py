@@ -1,4 +1,4 @@
-"""`sosie sketch`: features and gradients of a model, kept small."""
+"""`sosie sketch`: features and gradients of a model in little space."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ def sketch(
     out: Annotated[Path, typer.Option(help="The file to write, .safetensors.")],
     data: Annotated[str | None, typer.Option(help="Data to run it on, as for compare.")] = None,
     merge: Annotated[
-        bool, typer.Option("--merge", help="Put sketches of parts of the data together instead of making one.")
+        bool, typer.Option("--merge", help="Merge sketches of parts of the data instead of making one.")
     ] = False,
     sites: opt.Sites = None,
-    size: Annotated[str | None, typer.Option(help="Buckets (512), or all: keep every row, which is exact.")] = None,
-    stack: Annotated[int | None, typer.Option(min=1, help="Sketches on top of each other.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of buckets and signs; one for all that is compared.")] = None,
+    size: Annotated[str | None, typer.Option(help="Buckets (512), or all: every row, which is exact.")] = None,
+    stack: Annotated[int | None, typer.Option(min=1, help="Number of stacked sketches.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of buckets and signs; one for all sketches.")] = None,
     kernels: Annotated[
-        str | None, typer.Option(help="What it is to supply: features,gradients,hadamard; also maps.")
+        str | None, typer.Option(help="Kernels to supply: features,gradients,hadamard; also maps.")
     ] = None,
     rows: Annotated[str | None, typer.Option(help="flatten, mean, positions, cls or last.")] = None,
-    output: Annotated[str | None, typer.Option(help="What the model answers: logits or gaussian.")] = None,
-    beta: Annotated[float | None, typer.Option(help="Tempers the prediction that gradients are of (0.5).")] = None,
+    output: Annotated[str | None, typer.Option(help="Output of the model: logits or gaussian.")] = None,
+    beta: Annotated[float | None, typer.Option(help="Tempers the predictions for gradients (0.5).")] = None,
     memory: opt.Memory = None,
     first_row: Annotated[
-        int | None, typer.Option(min=0, help="Index of the first input, where the data are one part of more.")
+        int | None, typer.Option(min=0, help="Index of the first input, if the data are a part of more.")
     ] = None,
     max_rows: opt.MaxRows = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Inputs per pass (256); does not change values.")] = None,
@@ -51,38 +51,38 @@ def sketch(
     if merge:
         others = opt.given(**options, first_row=first_row, data=data, batch=batch)
         if wrong := [f"--{name.replace('_', '-')}" for name in others]:
-            raise ValueError(f"{', '.join(wrong)}: not with --merge, which puts sketches together as they are")
+            raise ValueError(f"{', '.join(wrong)}: not with --merge, which takes sketches as they are")
         if len(things) < 2:
-            raise ValueError(f"--merge puts two sketches or more together, got {len(things)}")
-        found = Sketch.load(things[0])
+            raise ValueError(f"--merge takes two sketches or more, got {len(things)}")
+        result = Sketch.load(things[0])
         for path in things[1:]:
             try:
-                found = found.merge(Sketch.load(path))
+                result = result.merge(Sketch.load(path))
             except ValueError as error:
                 error.add_note(f"while merging {path}")
                 raise
     else:
         if len(things) > 1:
-            raise ValueError(f"one model at a time, got {len(things)}; --merge puts sketches together")
+            raise ValueError(f"one model at a time, got {len(things)}; --merge merges sketches")
         if data is None:
-            raise ValueError("say which data to run the model on: --data demo, npz:file, folder:path …")
+            raise ValueError("name the data to run the model on: --data demo, npz:file, folder:path …")
         if is_sketch(things[0]):
-            raise ValueError(f"{things[0]} is a sketch already; --merge puts sketches together")
+            raise ValueError(f"{things[0]} is a sketch already; --merge merges sketches")
         if size is not None:
             options["size"] = opt.parse_size(size)
-        found = make(things[0], DataPart(open_data(data, batch=batch or 256), first_row or 0), **options)
-    found.save(out)
-    how = "every row kept" if found.size is None else f"in {found.size} buckets, seed {found.seed}"
-    count = len(found.side.sites)
-    typer.echo(f"{found.side.name}: {count} site{'s' * (count != 1)}, {found.n:,} rows {how}")
-    typer.echo(f"kept: {', '.join(found.parts)}; gradients of: {found.output}")
-    if folded := [site for site, kept in zip(found.side.sites, found.sites, strict=True) if kept.folded is not None]:
+        result = make(things[0], DataPart(open_data(data, batch=batch or 256), first_row or 0), **options)
+    result.save(out)
+    how = "every row kept" if result.size is None else f"in {result.size} buckets, seed {result.seed}"
+    count = len(result.side.sites)
+    typer.echo(f"{result.side.name}: {count} site{'s' * (count != 1)}, {result.n:,} rows {how}")
+    typer.echo(f"kept: {', '.join(result.parts)}; gradients of: {result.output}")
+    if folded := [site for site, kept in zip(result.side.sites, result.sites, strict=True) if kept.folded is not None]:
         typer.echo(f"projected to fit into the memory: {', '.join(folded)}")
-    typer.echo(f"{found.bytes / 2**20:.1f} MiB{_peak(device)}\nwrote {out}")
+    typer.echo(f"{result.bytes / 2**20:.1f} MiB{_peak(device)}\nwrote {out}")
 
 
 def _peak(device: str | None) -> str:
-    """The most memory that the process held."""
+    """Return the peak memory of the process."""
     text = ""
     if sys.platform != "win32":
         import resource

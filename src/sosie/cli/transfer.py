@@ -14,10 +14,10 @@ def transfer(
     data: opt.Data = None,
     sites: opt.Sites = None,
     rows: Annotated[str | None, typer.Option(help="flatten, mean, positions, cls or last.")] = None,
-    size: Annotated[str | None, typer.Option(help="Columns of sketches (512), or all: keep every row.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Of sketches, and of the rows that pairs are of.")] = None,
-    beta: Annotated[float | None, typer.Option(help="Tempers the prediction that gradients are of (0.5).")] = None,
-    output: Annotated[str | None, typer.Option(help="What the models answer: logits or gaussian.")] = None,
+    size: Annotated[str | None, typer.Option(help="Columns of sketches (512), or all: every row.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of sketches, and of the rows in pairs.")] = None,
+    beta: Annotated[float | None, typer.Option(help="Tempers the predictions for gradients (0.5).")] = None,
+    output: Annotated[str | None, typer.Option(help="Output of the models: logits or gaussian.")] = None,
     max_rows: opt.MaxRows = None,
     batch: opt.Batch = 256,
     device: opt.Device = None,
@@ -34,5 +34,5 @@ def transfer(
     )
     if size is not None:
         options["size"] = opt.parse_size(size)
-    found = sketching.transfer(models if len(models) > 1 else models[0], opt.open_data(data, batch), **options)
-    opt.tell(found, out, html, full=full)
+    result = sketching.transfer(models if len(models) > 1 else models[0], opt.open_data(data, batch), **options)
+    opt.tell(result, out, html, full=full)

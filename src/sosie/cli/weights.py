@@ -1,4 +1,4 @@
-"""`sosie weights`: what models are made of, without data."""
+"""`sosie weights`: compare the weights of models, without data."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from . import options as opt
 
 def weights(
     models: Annotated[list[str], typer.Argument(help=f"{opt.MODELS}.")],
-    measures: Annotated[str | None, typer.Option(help="Measures, separated by commas; else wcka.")] = None,
+    measures: Annotated[str | None, typer.Option(help="Measures, separated by commas; default: wcka.")] = None,
     sites: opt.Sites = None,
     sites_a: opt.SitesA = None,
     sites_b: opt.SitesB = None,
     shape: opt.Shape = None,
     probes: Annotated[
-        int | None, typer.Option(help="Estimate from this many random inputs; else each entry where memory allows.")
+        int | None, typer.Option(help="Estimate from this many random inputs; default: each entry if memory allows.")
     ] = None,
-    null: Annotated[str | None, typer.Option(help="weights: what shuffled weights give, and p-values.")] = None,
-    draws: Annotated[int, typer.Option(min=1, help="Shuffled copies that p-values rest on.")] = 20,
-    match: Annotated[str | None, typer.Option(help="weights: neurons are first put into matching order.")] = None,
+    null: Annotated[str | None, typer.Option(help="weights: report chance and p-values by shuffled weights.")] = None,
+    draws: Annotated[int, typer.Option(min=1, help="Number of shuffled copies for p-values.")] = 20,
+    match: Annotated[str | None, typer.Option(help="weights: first put neurons into matching order.")] = None,
     joint: Annotated[
-        str | None, typer.Option(help="For measures of atoms: decompose the models together, into so many; or polar.")
+        str | None,
+        typer.Option(help="For measures of atoms: decompose the models together into so many; or polar."),
     ] = None,
     base: Annotated[
-        str | None, typer.Option(help="For measures of tensors and atoms: the model that all started from.")
+        str | None, typer.Option(help="For measures of tensors and atoms: the common initial model.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of random inputs, of shuffles and of models without weights.")] = 0,
     device: opt.Device = None,
@@ -35,7 +36,7 @@ def weights(
     html: opt.Html = None,
     full: opt.Full = False,
 ) -> None:
-    """Compare what models are made of: no data, the network up to each layer and from end to end (site `output`)."""
+    """Compare weights without data: of the network up to each layer, and from end to end (site `output`)."""
     from ..models import open_model
     from ..weights import compare_weights
 
@@ -43,10 +44,10 @@ def weights(
     parts: Any = int(joint) if joint is not None and joint.isdecimal() else joint
     if parts is not None and parts != "polar" and not isinstance(parts, int):
         raise ValueError(f"--joint {joint}: a number of atoms, or polar")
-    found = compare_weights(
+    result = compare_weights(
         [open_model(text, seed=seed) for text in models], measures=opt.split(measures),
         sites_a=opt.split(sites_a or sites), sites_b=opt.split(sites_b or (sites if len(models) == 2 else None)),
         match=match, joint=parts, base=base, input_shape=opt.parse_shape(shape), probes=probes, null=null, draws=draws,
         seed=seed, device=device, memory=memory,
     )  # fmt: skip
-    opt.tell(found, out, html, full=full)
+    opt.tell(result, out, html, full=full)

@@ -1,4 +1,4 @@
-"""`sosie zoo …`: a folder of fingerprints, made, added to, looked at and mended."""
+"""`sosie zoo …`: make, fill, search and repair a folder of fingerprints."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 HELP = "Many models in a folder, as fingerprints on one probe set: add, list, search, map, recommend …"
 Wait = Annotated[float, typer.Option(min=0, help="Seconds to wait for another writer.")]
-Tag = Annotated[list[str] | None, typer.Option(help="Only those with this tag; with all, if given again.")]
-Architecture = Annotated[str | None, typer.Option(help="Only those of this architecture.")]
-Task = Annotated[str | None, typer.Option(help="Only those trained for this.")]
+Tag = Annotated[list[str] | None, typer.Option(help="Only models with this tag; repeat it to require several.")]
+Architecture = Annotated[str | None, typer.Option(help="Only models of this architecture.")]
+Task = Annotated[str | None, typer.Option(help="Only models trained for this task.")]
 LISTED = ("name", "architecture", "parameters", "task", "tags", "sites", "parent")
 
 
 def init(
     folder: opt.Folder,
-    data: Annotated[str, typer.Option(help="Inputs that all models are shown: demo, npz:file, folder:path …")],
-    inputs: Annotated[int, typer.Option(min=4, help="How many of them.")] = 256,
+    data: Annotated[str, typer.Option(help="Inputs for all models: demo, npz:file, folder:path …")],
+    inputs: Annotated[int, typer.Option(min=4, help="Number of inputs.")] = 256,
     size: Annotated[int | None, typer.Option(help="Numbers of a short vector (512).")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Of the projection.")] = None,
-    kinds: Annotated[str | None, typer.Option(help="Some of cka,weights,atoms; all by default.")] = None,
+    kinds: Annotated[str | None, typer.Option(help="Some of cka,weights,atoms; default: all.")] = None,
     rows: Annotated[str | None, typer.Option(help="flatten, mean, cls or last.")] = None,
 ) -> None:
-    """Make a zoo: the probe set and how fingerprints are made are fixed from then on."""
+    """Make a zoo: its probe set and the settings of fingerprints never change."""
     from ..zoo import Zoo
 
     if (folder / "zoo.sqlite").exists():
@@ -46,21 +46,21 @@ def init(
 def add(
     folder: opt.Folder,
     models: Annotated[
-        list[str], typer.Argument(metavar="MODEL", help="MODEL or NAME=MODEL; a saved fingerprint will do, too.")
+        list[str], typer.Argument(metavar="MODEL", help="MODEL or NAME=MODEL; also a saved fingerprint.")
     ],
-    tag: Annotated[list[str] | None, typer.Option(help="A tag for all of them; may be given again.")] = None,
-    task: Annotated[str | None, typer.Option(help="What they were trained for.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="A tag for all of them; may be repeated.")] = None,
+    task: Annotated[str | None, typer.Option(help="The task they were trained for.")] = None,
     parent: Annotated[str | None, typer.Option(help="The model that they were fine-tuned from.")] = None,
     sites: opt.Sites = None,
     device: opt.Device = None,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that make fingerprints; 0: this one does.")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that make fingerprints; 0: this one.")] = 0,
     dask: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Let a Dask cluster make them: tcp://host:8786, or its .json.")
+        str | None, typer.Option(metavar="ADDRESS", help="A Dask cluster to make them: tcp://host:8786, or its .json.")
     ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="In place of models of the same names.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace models of the same names.")] = False,
     wait: Wait = 10.0,
 ) -> None:
-    """Add models; one that fails is recorded, and the rest goes on."""
+    """Add models; those that fail are recorded, and the others go on."""
     from ..report import print_table
     from ..zoo import Added
     from ..zoo.tasks import dask_cluster
@@ -72,32 +72,32 @@ def add(
     if dask is not None:
         typer.echo(f"connecting to {dask} …", err=True)
     with nullcontext() if dask is None else dask_cluster(dask) as executor:
-        found = zoo.add(
+        result = zoo.add(
             named, tags=tag or (), task=task, parent=parent, replace=replace, workers=workers, executor=executor,
             **opt.given(sites=opt.split(sites), device=device),
         )  # fmt: skip
-    assert isinstance(found, Added)
-    print_table(found.rows(), ("name", "outcome"))
-    for name, reason in found.failed.items():
+    assert isinstance(result, Added)
+    print_table(result.rows(), ("name", "outcome"))
+    for name, reason in result.failed.items():
         typer.echo(f"- {_safe(name)}: {_safe(reason)}", err=True)
-    typer.echo(f"{folder}: {_models(zoo)}")
+    typer.echo(f"{folder}: {_models(len(zoo))}")
     if parent is not None and parent not in zoo:
-        typer.echo(f"note: no model {_safe(parent)!r} is in the zoo; recorded as the parent all the same", err=True)
-    if found.failed:
+        typer.echo(f"note: no model {_safe(parent)!r} is in the zoo; it is recorded as the parent", err=True)
+    if result.failed:
         raise typer.Exit(1)
 
 
 def fingerprint(
     folder: opt.Folder,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model, as add takes it.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A model, as for add.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write, .safetensors.")],
     sites: opt.Sites = None,
     device: opt.Device = None,
 ) -> None:
-    """Write the fingerprint of a model that is not added: to search with, to look up in `sosie serve`, to send."""
-    found = open_zoo(folder).fingerprint(model, **opt.given(sites=opt.split(sites), device=device))
-    path = found.save(out)
-    typer.echo(f"wrote {path}: {', '.join(found.kinds)}, {path.stat().st_size / 2**20:,.1f} MiB")
+    """Write the fingerprint of a model without adding it: to search with, to look up in `sosie serve`, to send."""
+    result = open_zoo(folder).fingerprint(model, **opt.given(sites=opt.split(sites), device=device))
+    path = result.save(out)
+    typer.echo(f"wrote {path}: {', '.join(result.kinds)}, {path.stat().st_size / 2**20:,.1f} MiB")
 
 
 def list_(
@@ -105,31 +105,32 @@ def list_(
     tag: Tag = None,
     architecture: Architecture = None,
     task: Task = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="The first so many.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="List only so many.")] = None,
     failed: Annotated[bool, typer.Option("--failed", help="Models that could not be added, and why.")] = False,
     as_json: opt.AsJson = False,
 ) -> None:
     """List the models."""
     from ..report import print_table
     from ..report.words import listed
-    from ..zoo.store import check_filters
+    from ..zoo.listing import failures, models
+    from ..zoo.store import Store, check_filters
 
-    zoo = open_zoo(folder)
-    found = zoo.failed() if failed else zoo.list(tag, architecture, task, limit=limit)
+    _check_there(folder)
+    store, filters = Store(folder, wait=10.0), check_filters(tag, architecture, task)
+    result = failures(store) if failed else models(store, filters, limit)
     if as_json:
-        typer.echo(json.dumps(found.rows(), indent=2, ensure_ascii=False))
+        typer.echo(json.dumps(result.rows(), indent=2, ensure_ascii=False))
         return
     if failed:
-        for row in found:
+        for row in result:
             typer.echo(f"- {_safe(row['name'])}: {_safe(row['reason'])} ({row['at']})")
-    elif len(found):
-        print_table(found.rows(), LISTED)
-        for note in dict.fromkeys(note for row in found for note in row["notes"]):
-            names = [_safe(row["name"]) for row in found if note in row["notes"]]
+    elif len(result):
+        print_table(result.rows(), LISTED)
+        for note in dict.fromkeys(note for row in result for note in row["notes"]):
+            names = [_safe(row["name"]) for row in result if note in row["notes"]]
             typer.echo(f"- {_safe(note)}: {listed(names, 'models')}")
-    typer.echo(f"{len(found):,} failed" if failed else f"{len(found):,} of {_models(zoo)}")
-    filters = check_filters(tag, architecture, task)
-    if not failed and len(zoo) and (why := zoo.store.why_none(filters)):
+    typer.echo(f"{len(result):,} failed" if failed else f"{len(result):,} of {_models(store.count())}")
+    if not failed and store.count() and (why := store.why_none(filters)):
         typer.echo(_safe(why))
 
 
@@ -138,41 +139,41 @@ def remove(
     names: Annotated[list[str], typer.Argument(metavar="NAME", help="Models by name.")],
     wait: Wait = 10.0,
 ) -> None:
-    """Remove models: all that are named, or none; one that failed is forgotten. `compact` gives their room back."""
+    """Remove models, all or none, and forget failed ones. `compact` frees their space."""
     zoo = open_zoo(folder, wait)
     zoo.remove(*names)
-    typer.echo(f"removed {len(names)}; {folder}: {_models(zoo)}")
+    typer.echo(f"removed {len(names)}; {folder}: {_models(len(zoo))}")
 
 
 def tag(
     folder: opt.Folder,
     name: Annotated[str, typer.Argument(help="A model by name.")],
     add: Annotated[list[str] | None, typer.Option(help="A tag to add.")] = None,
-    drop: Annotated[list[str] | None, typer.Option(help="A tag to take away.")] = None,
+    drop: Annotated[list[str] | None, typer.Option(help="A tag to drop.")] = None,
     wait: Wait = 10.0,
 ) -> None:
-    """Add tags to a model, or take them away."""
+    """Add tags to a model, or drop them."""
     zoo = open_zoo(folder, wait)
     if not add and not drop:
-        raise ValueError("say which tags: --add TAG, --drop TAG")
+        raise ValueError("name tags: --add TAG, --drop TAG")
     zoo.tag(name, add=add or (), drop=drop or ())
     typer.echo(f"{_safe(name)}: {', '.join(map(_safe, zoo[name].tags)) or 'no tags'}")
 
 
 def check(
     folder: opt.Folder,
-    repair: Annotated[bool, typer.Option("--repair", help="Drop models that lost bytes, and say which.")] = False,
-    data: Annotated[str | None, typer.Option(help="What it was made of: puts a lost probe set back.")] = None,
+    repair: Annotated[bool, typer.Option("--repair", help="Drop models that lost bytes, and report which.")] = False,
+    data: Annotated[str | None, typer.Option(help="The data it was made with: restores a lost probe set.")] = None,
     wait: Wait = 10.0,
 ) -> None:
-    """Look at every byte; exits with status 1 if something is lost and was not dropped."""
-    found = open_zoo(folder, wait, data).check(repair=repair)
-    for row in found.rows():
+    """Check every byte; exit with status 1 if something is lost and was not dropped."""
+    result = open_zoo(folder, wait, data).check(repair=repair)
+    for row in result.rows():
         typer.echo(f"- {_safe(row['text'])}")
-    typer.echo(_safe(found.sentence()))
-    if found.lost and not repair:
+    typer.echo(_safe(result.sentence()))
+    if result.lost and not repair:
         typer.echo("--repair drops the models that lost bytes and keeps the rest")
-    if found.left:
+    if result.left:
         raise typer.Exit(1)
 
 
@@ -185,17 +186,17 @@ def export(
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What export wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that export wrote.")],
     folder: Annotated[Path, typer.Argument(metavar="ZOO", help="A new folder.")],
 ) -> None:
-    """Make a zoo of an exported file; what does not add up in it is refused."""
+    """Make a zoo from an exported file; an inconsistent file is refused."""
     from ..zoo import Zoo
 
-    typer.echo(f"made {folder}: {_models(Zoo.import_(file, folder))}")
+    typer.echo(f"made {folder}: {_models(len(Zoo.import_(file, folder)))}")
 
 
 def compact(folder: opt.Folder, wait: Wait = 10.0) -> None:
-    """Give back the room that removed models take."""
+    """Free the space of removed models."""
     typer.echo(f"{open_zoo(folder, wait).compact() / 2**20:,.1f} MiB given back")
 
 
@@ -208,40 +209,45 @@ VERBS: dict[str, Callable[..., None]] = {
 def open_zoo(folder: Path, wait: float = 10.0, data: str | None = None) -> Zoo:
     from ..zoo import Zoo
 
-    if data is not None and not (folder / "zoo.sqlite").exists():
-        raise FileNotFoundError(f"no zoo in {folder}; `sosie zoo init {folder} --data …` makes one")
+    if data is not None:
+        _check_there(folder)
     return Zoo(folder, data, wait=wait)
 
 
-def _models(zoo: Zoo) -> str:
+def _check_there(folder: Path) -> None:
+    if not (folder / "zoo.sqlite").exists():
+        raise FileNotFoundError(f"no zoo in {folder}; `sosie zoo init {folder} --data …` makes one")
+
+
+def _models(number: int) -> str:
     from ..results import counted
 
-    return counted(len(zoo), "model")
+    return counted(number, "model")
 
 
 def _named(models: list[str]) -> dict[str, str]:
-    """NAME=MODEL, or a name made of the model's own; of ARCHITECTURE@pattern each file of weights that matches."""
+    """Return models by name: NAME=MODEL, MODEL by its own name, ARCHITECTURE@pattern as every matching weights file."""
     from glob import glob
 
     from ..zoo.tasks import default_name
 
-    found: dict[str, str] = {}
+    named: dict[str, str] = {}
     for text in models:
         name, model = (None, text) if Path(text).is_file() else _split_name(text)
         architecture, at, weights = model.rpartition("@")
         files = sorted(glob(weights)) if at and not Path(weights).exists() else []
         if name is not None and len(files) > 1:
-            raise ValueError(f"one name, {name!r}, for {len(files)} files: leave it out, each has that of its file")
-        for each in [f"{architecture}@{file}" for file in files] or [model]:
-            called = default_name(each) if name is None else name
-            if called in found:
-                raise ValueError(f"two models are called {called!r}: write NAME=MODEL, with a name for each")
-            found[called] = each
-    return found
+            raise ValueError(f"one name, {name!r}, for {len(files)} files: leave it out to use those of the files")
+        for spec in [f"{architecture}@{file}" for file in files] or [model]:
+            own_name = default_name(spec) if name is None else name
+            if own_name in named:
+                raise ValueError(f"two models are called {own_name!r}: write NAME=MODEL, with a name for each")
+            named[own_name] = spec
+    return named
 
 
 def _split_name(text: str) -> tuple[str | None, str]:
-    """At the last "=" that is neither in parentheses nor in a path: lr=0.1(a)=small_cnn(seed=1)@run=3.pt."""
+    """Split at the last "=" outside of parentheses and paths: lr=0.1(a)=small_cnn(seed=1)@run=3.pt."""
     depth, at = 0, None
     for k, letter in enumerate(text):
         depth += {"(": 1, ")": -1}.get(letter, 0)
@@ -266,21 +272,21 @@ Model = Annotated[
 Kind = Annotated[str, typer.Option(help="cka, weights or atoms.")]
 Count = Annotated[int, typer.Option("--count", "-k", min=1, help="How many.")]
 Layers = Annotated[str | None, typer.Option(help="Layers of the model: names or globs, separated by commas.")]
-Quick = Annotated[bool, typer.Option("--quick", help="By the short vectors alone.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Use the short vectors alone.")]
 
 
 def search(
     folder: opt.Folder, model: Model, count: Count = 10, kind: Kind = "cka", sites: Layers = None, tag: Tag = None,
     architecture: Architecture = None, task: Task = None, quick: Quick = False,
-    symmetric: Annotated[bool, typer.Option("--symmetric", help="Best matches both ways, averaged.")] = False,
+    symmetric: Annotated[bool, typer.Option("--symmetric", help="Average best matches in both directions.")] = False,
     device: opt.Device = None, as_json: opt.AsJson = False, out: opt.Out = None, html: opt.Html = None,
 ) -> None:  # fmt: skip
-    """The models nearest to one."""
-    found = open_zoo(folder).search(
+    """Find the models nearest to one."""
+    result = open_zoo(folder).search(
         model, count, kind, site=opt.split(sites), tag=tag, architecture=architecture, task=task,
         exact=not quick, symmetric=symmetric, **opt.given(device=device),
     )  # fmt: skip
-    opt.tell(found, out, html, as_json=as_json)
+    opt.tell(result, out, html, as_json=as_json)
 
 
 def layers(
@@ -288,33 +294,33 @@ def layers(
     architecture: Architecture = None, task: Task = None, quick: Quick = False, device: opt.Device = None,
     as_json: opt.AsJson = False, out: opt.Out = None, html: opt.Html = None,
 ) -> None:  # fmt: skip
-    """The layers of other models nearest to each layer of one."""
-    found = open_zoo(folder).search(
+    """Find the layers of other models nearest to each layer of one."""
+    result = open_zoo(folder).search(
         model, count, kind, "layer", site=opt.split(sites), tag=tag, architecture=architecture, task=task,
         exact=not quick, **opt.given(device=device),
     )  # fmt: skip
-    opt.tell(found, out, html, as_json=as_json)
+    opt.tell(result, out, html, as_json=as_json)
 
 
 def map_(
     folder: opt.Folder, kind: Kind = "cka", tag: Tag = None, architecture: Architecture = None, task: Task = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the models that a large map is laid out around.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the landmarks of a large map.")] = 0,
     as_json: opt.AsJson = False, out: opt.Out = None, html: opt.Html = None,
 ) -> None:  # fmt: skip
-    """All models as points in the plane: alike ones near each other."""
-    found = open_zoo(folder).map(kind, tag=tag, architecture=architecture, task=task, seed=seed)
-    opt.tell(found, out, html, as_json=as_json)
+    """Show all models as points in the plane, similar ones near each other."""
+    result = open_zoo(folder).map(kind, tag=tag, architecture=architecture, task=task, seed=seed)
+    opt.tell(result, out, html, as_json=as_json)
 
 
 def clusters(
     folder: opt.Folder,
-    count: Annotated[int | None, typer.Option("--count", "-k", min=1, help="How many; chosen if left out.")] = None,
+    count: Annotated[int | None, typer.Option("--count", "-k", min=1, help="How many; default: chosen.")] = None,
     kind: Kind = "cka", tag: Tag = None, architecture: Architecture = None, task: Task = None,
     as_json: opt.AsJson = False, out: opt.Out = None, html: opt.Html = None,
 ) -> None:  # fmt: skip
-    """Models in groups that are alike."""
-    found = open_zoo(folder).clusters(count, kind, tag=tag, architecture=architecture, task=task)
-    opt.tell(found, out, html, as_json=as_json)
+    """Find groups of similar models."""
+    result = open_zoo(folder).clusters(count, kind, tag=tag, architecture=architecture, task=task)
+    opt.tell(result, out, html, as_json=as_json)
 
 
 def duplicates(
@@ -323,11 +329,11 @@ def duplicates(
     kind: Kind = "cka", tag: Tag = None, architecture: Architecture = None, task: Task = None,
     as_json: opt.AsJson = False, out: opt.Out = None, html: opt.Html = None,
 ) -> None:  # fmt: skip
-    """Models that are there already: the same weights, or alike at every layer."""
-    found = open_zoo(folder).duplicates(
+    """Find models with the same weights, or alike at every layer."""
+    result = open_zoo(folder).duplicates(
         kind=kind, tag=tag, architecture=architecture, task=task, **opt.given(threshold=threshold)
     )
-    opt.tell(found, out, html, as_json=as_json)
+    opt.tell(result, out, html, as_json=as_json)
 
 
 def family(
@@ -343,30 +349,30 @@ def recommend(
     data: Annotated[str, typer.Option(help="Your data: demo, npz:file, folder:path, cifar10, file.py:factory …")],
     count: Count = 5,
     probe_layer: Annotated[
-        str | None, typer.Option(help="Also a linear probe of this layer: its name, or -2: the last but one.")
+        str | None, typer.Option(help="Also a linear probe of this layer, by name or place (-2: the last but one).")
     ] = None,
     by: Annotated[str | None, typer.Option(help="Sort by this score.")] = None,
-    inputs: Annotated[int, typer.Option(min=4, help="The first so many of the data.")] = 1000,
+    inputs: Annotated[int, typer.Option(min=4, help="Number of inputs to use.")] = 1000,
     trust: Annotated[bool, typer.Option("--trust", help="Run Python code that models were added from.")] = False,
     tag: Tag = None, architecture: Architecture = None, task: Task = None, device: opt.Device = None,
     as_json: opt.AsJson = False, out: opt.Out = None, html: opt.Html = None,
 ) -> None:  # fmt: skip
-    """Which model for my data? By how much each would have to adapt, or by a quick probe."""
+    """Rank models for your data by how much each would have to adapt, or by a quick probe."""
     layer = int(probe_layer) if probe_layer is not None and probe_layer.lstrip("-").isdigit() else probe_layer
-    found = open_zoo(folder).recommend(
+    result = open_zoo(folder).recommend(
         data, count, probe_layer=layer, by=by, max_rows=inputs, trust=trust, tag=tag or None,
         architecture=architecture, task=task, **opt.given(device=device),
     )  # fmt: skip
-    opt.tell(found, out, html, as_json=as_json)
-    if not found.models:
+    opt.tell(result, out, html, as_json=as_json)
+    if not result.models:
         raise typer.Exit(1)
 
 
 def index(folder: opt.Folder, kind: Kind = "cka") -> None:
-    """Make an index for large zoos, or bring it up to date; needs faiss, which the extra `zoo` brings."""
-    found = open_zoo(folder).index(kind)
+    """Make an index for large zoos, or bring it up to date; needs faiss: pip install 'sosie[zoo]'."""
+    result = open_zoo(folder).index(kind)
     typer.echo(
-        f"{found['kind']}: {found['rows']:,} rows in {found['lists']:,} lists, {found['bytes'] / 2**20:,.1f} MiB"
+        f"{result['kind']}: {result['rows']:,} rows in {result['lists']:,} lists, {result['bytes'] / 2**20:,.1f} MiB"
     )
 
 

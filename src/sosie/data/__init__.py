@@ -1,4 +1,4 @@
-"""Images to show to networks: a demo set that is shipped, named sets, files, folders, your own; also changed ones."""
+"""Images for networks: the demo set, named sets, files, folders and your own; corruptions and attacks."""
 
 from .corruptions import CORRUPTIONS, Corruption, corrupt
 from .images import ImageBatches, ImageData, ImageFolder

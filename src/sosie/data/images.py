@@ -1,4 +1,4 @@
-"""Images in memory, in folders and in files: .npz, and the formats in which data sets are published."""
+"""Images in memory, in folders and in files: .npz and the formats in which data sets are published."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..checks import one_of, whole_number
+from ..factory import import_library
 from ..files import DamagedFile
 
 Array = NDArray[Any]
@@ -29,9 +30,9 @@ Batch = Tensor | tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class ImageBatches:
-    """Batches in the order of the source, the same on every pass; the last one may be smaller."""
+    """Batches in the order of the source, the same on every pass; the last batch may be smaller."""
 
-    source: Any  # ImageData or ImageFolder: has a name, a length and `read(start, stop)`
+    source: Any  # ImageData or ImageFolder
     size: int = 256
 
     def __post_init__(self) -> None:
@@ -43,7 +44,7 @@ class ImageBatches:
 
     @property
     def total(self) -> int:
-        """The number of inputs of one pass, without reading any."""
+        """The number of inputs of one pass."""
         return len(self.source)
 
     def __len__(self) -> int:
@@ -54,16 +55,16 @@ class ImageBatches:
             yield self.read(start, min(start + self.size, self.total))
 
     def read(self, start: int, stop: int) -> Batch:
-        """The inputs from `start` to `stop`, whichever batches they belong to."""
+        """Return the inputs from `start` to `stop`, across batches."""
         return self.source.read(start, stop)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ImageData:
-    """Images (N, channels, height, width) with labels (N,), if there are any.
+    """Images (N, channels, height, width), with labels (N,) if there are any.
 
-    Kept as they are stored, uint8 or floating point in [0, 1], and turned into float32 batch by batch. `note`
-    says what a reader of a result should know about the set.
+    They are kept as stored, uint8 or floating point in [0, 1], and become float32 batch by batch. `note` is a remark
+    about the data set.
     """
 
     images: Tensor
@@ -73,11 +74,8 @@ class ImageData:
     note: str = ""
 
     def __post_init__(self) -> None:
-        check_images(
-            self.images,
-            self.name,
-            "divide by 255, or yield images already normalised from your own path/to/file.py:factory",
-        )
+        advice = "divide by 255, or yield normalised images from your own path/to/file.py:factory"
+        check_images(self.images, self.name, advice)
         if not len(self.images):
             raise ValueError(f"{self.name} holds no images")
         if self.labels is None:
@@ -99,7 +97,7 @@ class ImageData:
         return len(self.images)
 
     def __getitem__(self, part: slice) -> ImageData:
-        """A set of these images alone."""
+        """Return a part of the images as a data set."""
         if not isinstance(part, slice):
             raise TypeError(f"take a part as data[10:20], not data[{part!r}]")
         indices = range(len(self))[part]
@@ -110,11 +108,11 @@ class ImageData:
         return replace(self, images=self.images[chosen], labels=labels)
 
     def first(self, count: int | None) -> ImageData:
-        """At most the first `count` images; all of them for None."""
+        """Return at most the first `count` images; all of them for None."""
         return self if check_limit(count) is None else self[:count]
 
     def read(self, start: int, stop: int) -> Batch:
-        """Images as float32 in [0, 1], with their labels where there are any."""
+        """Return images as float32 in [0, 1], with their labels if there are any."""
         x = to_float(self.images[start:stop])
         return x if self.labels is None else (x, self.labels[start:stop].clone())
 
@@ -135,13 +133,13 @@ def check_images(images: Tensor, name: str, advice: str) -> None:
 
 
 def to_float(images: Tensor) -> Tensor:
-    """uint8 to float32 in [0, 1]; floating point to float32. Always a copy: a model may work in place."""
+    """Copy uint8 to float32 in [0, 1] and floating point to float32; a copy, since a model may work in place."""
     copy = images.to(torch.float32, copy=True)
     return copy.div_(255) if images.dtype == torch.uint8 else copy
 
 
 def check_limit(limit: int | None) -> int | None:
-    """A number of inputs from 1 up, or None for all."""
+    """Return a number of inputs of at least 1, or None for all."""
     return None if limit is None else whole_number(limit, "the limit", least=1, why="a number of inputs; None is all")
 
 
@@ -153,10 +151,10 @@ MODES = ("RGB", "L")
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """Image files in the order of their names; the labels are the sub-folders, where there are any.
+    """Image files in the order of their names; sub-folders, if there are any, are the labels.
 
-    Every image is turned into `mode` ("RGB", or "L" for grey). With a `size`, its short side becomes `size`
-    and the centre is kept; without, all images must have the same shape.
+    Every image is converted to `mode` ("RGB", or "L" for grey). With a `size`, the short side is scaled to it and the
+    centre is kept; without, all images must have the same shape.
     """
 
     root: Path
@@ -173,14 +171,14 @@ class ImageFolder:
         return len(self.files)
 
     def first(self, count: int | None) -> ImageFolder:
-        """At most the first `count` images; all of them for None."""
+        """Return at most the first `count` images; all of them for None."""
         return replace(self, files=self.files[: check_limit(count)])
 
     def batches(self, size: int = 256) -> ImageBatches:
         return ImageBatches(self, size)
 
     def read(self, start: int, stop: int) -> Batch:
-        """Images as float32 in [0, 1], with their labels where there are sub-folders."""
+        """Return images as float32 in [0, 1], with their labels if there are sub-folders."""
         images = [decode(self.root / file, size=self.size, mode=self.mode) for file in self.files[start:stop]]
         wanted = images[0].shape if start == 0 else self.read(0, 1)[0].shape[-3:]
         for file, image in zip(self.files[start:stop], images, strict=True):
@@ -197,11 +195,11 @@ class ImageFolder:
 
 
 def open_folder(path: str | os.PathLike[str], *, size: int | None = None, mode: str = "RGB") -> ImageFolder:
-    """The images below a folder; nothing is decoded yet."""
+    """Open the images below a folder without decoding them."""
     root = Path(path).expanduser()
     if not root.is_dir():
         kind = "is a file, not a folder" if root.exists() else "does not exist"
-        raise NotADirectoryError(f"{root} {kind}: folder: wants a folder of images")
+        raise NotADirectoryError(f"{root} {kind}: folder: needs a folder of images")
     size = None if size is None else whole_number(size, "size", least=1, why="the side of the images in pixels")
     one_of(mode, "mode", MODES)
     files = _list_files(root.resolve())
@@ -210,21 +208,21 @@ def open_folder(path: str | os.PathLike[str], *, size: int | None = None, mode: 
     loose = [file for file in files if len(Path(file).parts) == 1]
     if loose and len(loose) < len(files):
         raise ValueError(
-            f"{root} holds images of its own ({loose[0]} …) and sub-folders with images: sub-folders are "
-            "classes, so put every image into one"
+            f"{root} holds both images ({loose[0]} …) and sub-folders with images: sub-folders are classes, so put "
+            "every image into one"
         )
     if loose:
         return ImageFolder(root, tuple(files), (), size, mode)
-    # One image of each class after the other: consecutive images, and any first few, are of all classes.
+    # Classes alternate, so that consecutive images, and any first few, come from all classes.
     by_class: dict[str, list[str]] = {}
     for file in files:
         by_class.setdefault(Path(file).parts[0], []).append(file)
-    in_turn = (file for each in itertools.zip_longest(*by_class.values()) for file in each if file is not None)
+    in_turn = (file for group in itertools.zip_longest(*by_class.values()) for file in group if file is not None)
     return ImageFolder(root, tuple(in_turn), tuple(sorted(by_class)), size, mode)
 
 
 def _list_files(root: Path) -> list[str]:
-    found = []
+    paths = []
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in folders:
@@ -238,20 +236,15 @@ def _list_files(root: Path) -> list[str]:
                 raise ValueError(f"{path} is not a plain file (a pipe, a device or a broken link)")
             if not path.resolve().is_relative_to(root):
                 raise ValueError(f"{path} is a link that leads out of {root}: copy the image into the folder")
-            found.append(path.relative_to(root).as_posix())
-    return sorted(found)
+            paths.append(path.relative_to(root).as_posix())
+    return sorted(paths)
 
 
 def decode(
     file: Path | IO[bytes], what: str | None = None, *, size: int | None = None, mode: str = "RGB"
 ) -> NDArray[np.uint8]:
-    """One image as uint8 (channels, height, width); with a size, its centre, the short side scaled to that."""
-    try:
-        from PIL import Image
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "reading image files needs Pillow, which is not installed: pip install 'sosie[images]'", name="PIL"
-        ) from error
+    """Return one image as uint8 (channels, height, width); with a size, scaled by its short side and centre-cropped."""
+    Image = import_library("PIL.Image", "reading image files", extra="images")
     try:
         with Image.open(file) as opened:
             if opened.mode[0] in "IF":  # Pillow would clip 16 bits to white
@@ -277,7 +270,7 @@ CHANNELS = (1, 3, 4)
 
 
 def read_packed(path: str | os.PathLike[str], *, split: str = "test", limit: int | None = None) -> ImageData:
-    """The images of one .npz file; `split` matters only where it holds `train_images` and `test_images`."""
+    """Return the images of one .npz file; `split` matters if it holds `train_images` and `test_images`."""
     path, limit = Path(path), check_limit(limit)
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder: name an .npz file, or write folder:{path} for image files")
@@ -285,7 +278,7 @@ def read_packed(path: str | os.PathLike[str], *, split: str = "test", limit: int
         raise FileNotFoundError(f"no file {path}")
 
     def first_of(names: tuple[str, ...]) -> str | None:
-        """The first of the names that is there, by itself or after `train_` or `test_`."""
+        """Return the first name in the file, by itself or after `train_` or `test_`."""
         return next((key for name in names for key in (name, f"{split}_{name}") if key in keys), None)
 
     with _explained(path):
@@ -321,7 +314,7 @@ def read_packed(path: str | os.PathLike[str], *, split: str = "test", limit: int
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Errors of NumPy and zipfile name the file."""
+    """Make errors of NumPy and zipfile name the file."""
     try:
         yield
     except ValueError as error:
@@ -344,24 +337,24 @@ def _labels(labels: Array, images: int, what: str) -> Tensor:
 
 
 def to_channels_first(images: Array, what: str) -> Array:
-    """(N, H, W), (N, H, W, C) or (N, C, H, W) to (N, C, H, W), where the shape says which it is."""
+    """Convert (N, H, W), (N, H, W, C) or (N, C, H, W) to (N, C, H, W) if the shape tells them apart."""
     if images.dtype != np.uint8 and images.dtype.kind != "f":
         raise ValueError(f"{what} must be uint8, or floating point in [0, 1], got {images.dtype}: convert it first")
     if images.dtype.kind == "f" and images.dtype.itemsize > 8:
-        raise ValueError(f"{what} is {images.dtype}, which torch does not know: save it as float32")
+        raise ValueError(f"{what} is {images.dtype}, which torch lacks: save it as float32")
     if not images.dtype.isnative:
         images = images.astype(images.dtype.newbyteorder("="))
     if images.ndim == 3:
         return images[:, None]
     first, last = (images.ndim == 4 and images.shape[axis] in CHANNELS for axis in (1, 3))
     if first == last:
-        reason = "channels could be second or last" if first else "no axis of 1, 3 or 4 channels"
+        reason = "so channels may be second or last" if first else "with no axis of 1, 3 or 4 channels"
         raise ValueError(f"{what} has shape {images.shape}, {reason}: save it as (N, H, W, C) or (N, C, H, W)")
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2)) if last else images
 
 
 def unpack_planes(planes: Array, limit: int | None, path: Path) -> Array:
-    """Colour images (N, 3, H, W) from planes G, R - G, B - G, kept as differences modulo 256."""
+    """Return colour images (N, 3, H, W) from the planes G, R - G, B - G, stored as differences modulo 256."""
     if planes.ndim != 4 or planes.shape[0] != 3 or planes.dtype != np.uint8:
         raise ValueError(f"'planes' in {path} must be uint8 (3, N, H, W), got {planes.dtype} {planes.shape}")
     down = np.cumsum(planes[:, :limit], axis=2, dtype=np.uint8)
@@ -370,7 +363,7 @@ def unpack_planes(planes: Array, limit: int | None, path: Path) -> Array:
 
 
 def _unpack_jpeg(stored: Array, offsets: Array, limit: int | None, path: Path) -> Array:
-    """RGB images (N, 3, H, W) from JPEG files laid end to end; only the first `limit` are decoded."""
+    """Return RGB images (N, 3, H, W) from concatenated JPEG files; only the first `limit` are decoded."""
     whole = stored.ndim == 1 and stored.dtype == np.uint8 and offsets.ndim == 1 and offsets.dtype.kind in "iu"
     fits = whole and len(offsets) > 1 and offsets[0] >= 0 and offsets[-1] <= len(stored)
     if not fits or np.any(np.diff(offsets.astype(np.int64)) <= 0):
@@ -387,7 +380,7 @@ def _unpack_jpeg(stored: Array, offsets: Array, limit: int | None, path: Path) -
 # The files in which data sets are published: CIFAR binary, MNIST idx, SVHN .mat
 
 CIFAR_PIXELS = 3 * 32 * 32
-# The first labels of the two sets whose files have the same names
+# The first labels of two data sets whose files have the same names
 FIRST_LABELS = {
     ("mnist", "train"): (5, 0, 4, 1, 9, 2, 1, 3, 1, 4),
     ("mnist", "test"): (7, 2, 1, 0, 4, 1, 4, 9, 5, 9),
@@ -397,7 +390,7 @@ FIRST_LABELS = {
 
 
 def read_cifar(files: list[Path], name: str, *, label_bytes: int, classes: tuple[str, ...]) -> ImageData:
-    """CIFAR binary files: per image `label_bytes` labels (the last is the fine one), then 3072 pixels."""
+    """Read CIFAR binary files: per image `label_bytes` labels (the last is the fine one), then 3072 pixels."""
     record = label_bytes + CIFAR_PIXELS
     parts = []
     for path in files:
@@ -413,17 +406,11 @@ def read_cifar(files: list[Path], name: str, *, label_bytes: int, classes: tuple
     return ImageData(torch.from_numpy(images), torch.from_numpy(labels), name, classes)
 
 
-def read_class_names(path: Path, count: int) -> tuple[str, ...]:
-    """The names beside a binary file, or plain numbers where they are not there."""
-    if path.is_file():
-        names = tuple(line.strip() for line in path.read_text("utf-8").splitlines() if line.strip())
-        if len(names) == count:
-            return names
-    return tuple(str(i) for i in range(count))
-
-
-def read_svhn(path: Path, name: str) -> ImageData:
-    """SVHN's cropped digits from a MATLAB file; the digit 0, stored as 10, gets label 0."""
+def read_svhn(folder: Path, split: str) -> ImageData | None:
+    """Read SVHN's cropped digits from a MATLAB file; the digit 0, stored as 10, gets label 0."""
+    path = folder / f"{split}_32x32.mat"
+    if not path.is_file():
+        return None
     from scipy.io import loadmat
 
     try:
@@ -437,26 +424,33 @@ def read_svhn(path: Path, name: str) -> ImageData:
         raise DamagedFile(f"{path}: X is {images.shape}, y is {content['y'].shape}, wanted (32, 32, 3, N) and (N, 1)")
     first = np.ascontiguousarray(images.transpose(3, 2, 0, 1))
     digits = labels.astype(np.int64) % 10
-    return ImageData(torch.from_numpy(first), torch.from_numpy(digits), name, tuple("0123456789"))
+    return ImageData(torch.from_numpy(first), torch.from_numpy(digits), f"svhn-{split}", tuple("0123456789"))
 
 
-def read_mnist(images: Path, labels: Path, key: tuple[str, str], classes: tuple[str, ...]) -> ImageData:
-    """MNIST or Fashion-MNIST from a pair of idx files; `key` is (name, split)."""
+def read_mnist(name: str, classes: tuple[str, ...], folder: Path, split: str) -> ImageData | None:
+    """Read MNIST or Fashion-MNIST from a pair of idx files."""
+    start = "t10k" if split == "test" else "train"
+    images, labels = _idx_file(folder, f"{start}-images", 3), _idx_file(folder, f"{start}-labels", 1)
+    if images is None or labels is None:
+        return None
     pictures, answers = read_idx(images), read_idx(labels)
     if pictures.ndim != 3 or answers.ndim != 1 or len(pictures) != len(answers):
-        raise DamagedFile(f"{images} is {pictures.shape} and {labels} is {answers.shape}: not one set")
-    start = tuple(int(label) for label in answers[:10])
-    for other, known in FIRST_LABELS.items():
-        if start == known and other != key:
-            raise ValueError(
-                f"{labels} is {other[0]} ({other[1]}), not {key[0]} ({key[1]}): put each in its own folder"
-            )
-    name = f"{key[0]}-{key[1]}"
-    return ImageData(torch.from_numpy(pictures)[:, None], torch.from_numpy(answers.astype(np.int64)), name, classes)
+        raise DamagedFile(f"{images} is {pictures.shape} and {labels} is {answers.shape}: not one data set")
+    first = tuple(answers[:10].tolist())
+    for (other, other_split), known in FIRST_LABELS.items():
+        if first == known and (other, other_split) != (name, split):
+            raise ValueError(f"{labels} is {other} ({other_split}), not {name} ({split}): put each in its own folder")
+    numbers = torch.from_numpy(answers.astype(np.int64))
+    return ImageData(torch.from_numpy(pictures)[:, None], numbers, f"{name}-{split}", classes)
+
+
+def _idx_file(folder: Path, stem: str, axes: int) -> Path | None:
+    names = [f"{stem}{dot}idx{axes}-ubyte{suffix}" for dot in "-." for suffix in ("", ".gz")]
+    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def read_idx(path: Path) -> NDArray[Any]:
-    """An array of bytes from an idx file, gzipped or not."""
+    """Return an array of bytes from an idx file, gzipped or not."""
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:

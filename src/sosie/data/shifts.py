@@ -1,4 +1,4 @@
-"""Changes to inputs under which models can be compared: attacks that mislead a model, noise, corruptions, none."""
+"""Changes to inputs under which models can be compared: attacks, noise and corruptions."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from torch import Tensor, nn
 
 from ..checks import nearest, one_of, parse_call, whole_number
 from ..process_state import held, kept_random_state
-from .corruptions import CORRUPTIONS, DEFAULT, Corruption, find_corruption
+from .corruptions import CORRUPTIONS, DEFAULT, Corruption
 from .draws import in_sphere, normals, uniforms
 
 Norm = Literal["inf", "2"]
 Keep = Callable[[Tensor], Tensor]
-EPSILON: dict[str, float] = {"inf": 8 / 255, "2": 0.5}  # usual for images in [0, 1]
-TRADES_START = 1e-3  # standard deviation of the start: the divergence from itself has no gradient
+EPSILON: dict[str, float] = {"inf": 8 / 255, "2": 0.5}  # usual values for images in [0, 1]
+TRADES_START = 1e-3  # standard deviation of the random start, since the divergence at x itself has no gradient
 
 
 @dataclass(frozen=True)
 class Attack:
-    """How inputs are changed; called on a model, inputs and labels.
+    """A change of inputs; called on a model, inputs and labels.
 
     `kind`: "fgsm" (Goodfellow et al. 2014) goes ε along the sign of the gradient; "fast_fgsm" (Wong et al. 2020)
-    starts at random in the ball, goes 1.25 ε and comes back to the ball; "pgd" (Madry et al. 2017) takes `steps`;
-    "trades" (Zhang et al. 2019) does so to raise KL(model(x) ‖ model(x′)), without labels; "gaussian" is noise of
-    standard deviation `epsilon`, not an attack, in no ball or box. `norm`: of the ball of radius `epsilon`
-    (None: 8/255 for "inf", 0.5 for "2", 0.1 for noise). `step_size` None: ε, 1.25 ε, or 2.5 ε / steps.
-    `bounds`: the box of valid inputs, or None.
+    starts at random in the ball, goes 1.25 ε and is projected back; "pgd" (Madry et al. 2017) takes `steps`; "trades"
+    (Zhang et al. 2019) takes steps that raise KL(model(x) ‖ model(x′)), without labels; "gaussian" is noise of standard
+    deviation `epsilon`, not an attack, without ball or box. `norm`: of the ball of radius `epsilon` (None: 8/255 for
+    "inf", 0.5 for "2", 0.1 for noise). `step_size` None: ε, 1.25 ε, or 2.5 ε / steps. `bounds`: the box of valid
+    inputs, or None.
     """
 
     kind: str
@@ -82,8 +82,8 @@ class Attack:
         return self.kind in ("fgsm", "fast_fgsm", "pgd")
 
     def __str__(self) -> str:
-        given = [(field.name, getattr(self, field.name)) for field in fields(self) if field.name != "kind"]
-        text = ", ".join(f"{name}={value!r}" for name, value in given if value != getattr(ATTACKS[self.kind], name))
+        options = [(field.name, getattr(self, field.name)) for field in fields(self) if field.name != "kind"]
+        text = ", ".join(f"{name}={value!r}" for name, value in options if value != getattr(ATTACKS[self.kind], name))
         return f"{self.kind}({text})" if text else self.kind
 
     def __call__(
@@ -95,15 +95,15 @@ class Attack:
         seed: int | Tensor = 0,
         index: Tensor | None = None,
     ) -> Tensor:
-        """The changed inputs (see `attack`).
+        """Return the changed inputs (see `attack`).
 
-        `index`: the numbers of the inputs, (n,), which decide the random start together with the seed; (m, n) where
-        `model` is m networks that answer (m, n, …) with (m, n, classes).
+        `index` (n,) numbers the inputs and determines the random start together with the seed; it is (m, n) if `model`
+        stands for m networks, whose output for inputs (m, n, …) is (m, n, classes).
         """
         index = torch.arange(len(x), device=x.device) if index is None else index.to(x.device)
         self._check_inputs(x, y if self.needs_labels else None, index)
         with _as_found(model), torch.inference_mode(False), torch.enable_grad():
-            clean = x.detach().clone()  # not a tensor of inference mode, nor one that a model may change in place
+            clean = x.detach().clone()  # may not be an inference tensor, and the model may work in place
             if self.kind == "gaussian":
                 return clean + self.radius * self._noise(normals, clean, seed, index)
             target = self._target(model, clean, y)
@@ -127,11 +127,11 @@ class Attack:
             if not (low >= self.bounds[0] and high <= self.bounds[1]):  # also where they are NaN
                 raise ValueError(
                     f"inputs lie in [{low:.4g}, {high:.4g}], outside bounds={self.bounds}: normalise inside the model, "
-                    "or give the bounds of the inputs, or bounds=None"
+                    "or give bounds=, or bounds=None"
                 )
 
     def _target(self, model: Callable[[Tensor], Tensor], x: Tensor, y: Tensor | None) -> Tensor:
-        """Labels, or the probabilities of the clean inputs for TRADES."""
+        """Return the labels, or for TRADES the probabilities of the clean inputs."""
         if self.needs_labels and y is not None:
             return y.to(x.device, torch.int64)
         with torch.no_grad():
@@ -152,7 +152,7 @@ class Attack:
         return draw(seed, index, math.prod(x.shape[index.ndim :]), x.dtype).reshape(x.shape)
 
     def _direction(self, model: Callable[[Tensor], Tensor], x: Tensor, target: Tensor) -> Tensor:
-        """The direction in which the loss rises fastest, of length 1 in the norm; 0 where it does not rise."""
+        """Return the direction of steepest ascent, of length 1 in the norm; 0 where the gradient is 0."""
         x = x.detach().requires_grad_()
         scores = model(x.clone()).log_softmax(-1)
         if self.needs_labels:
@@ -166,7 +166,7 @@ class Attack:
         return torch.where(length > 0, gradient / length, torch.zeros_like(gradient))
 
     def _keep(self, x: Tensor, lead: int) -> Keep:
-        """A function that brings changed inputs back to the ball around x and to the box, in place."""
+        """Return a function that projects changed inputs to the ball around x and to the box, in place."""
         low, high = (-float("inf"), float("inf")) if self.bounds is None else self.bounds
         if self.norm == "inf":
             lows, highs = (x - self.radius).clamp_(min=low), (x + self.radius).clamp_(max=high)
@@ -176,7 +176,7 @@ class Attack:
             change = changed - x
             length = _lengths(change, lead)
             inside = torch.where(length > self.radius, x + change * (self.radius / length), changed)
-            return inside.clamp_(low, high)  # as x lies in the box, that does not leave the ball
+            return inside.clamp_(low, high)  # stays in the ball, since x lies in the box
 
         return keep
 
@@ -194,34 +194,34 @@ def attack(
     seed: int = 0,
     **options: Any,
 ) -> Tensor:
-    """Change inputs x to mislead a model that answers logits (n, classes); returns a new tensor.
+    """Change inputs x to mislead a model that returns logits (n, classes); returns a new tensor.
 
-    `kind` and the options (epsilon, steps, step_size, norm, random_start, bounds): see `Attack`. `y`: labels (n,);
-    None takes the model's own answers. A module is put into evaluation mode meanwhile, and left as found. Random
-    numbers depend on the seed and the position of the input alone.
+    For `kind` and the options (epsilon, steps, step_size, norm, random_start, bounds) see `Attack`. `y` are labels
+    (n,); None takes the model's own predictions. A module runs in evaluation mode and is restored afterwards. Random
+    numbers depend only on the seed and the position of the input.
     """
     return replace(open_attack(kind), **options)(model, x, y, seed=seed)
 
 
-def open_attack(given: str | Attack) -> Attack:
-    """The attack that a text such as "pgd" or "pgd(epsilon=0.1, steps=20)" names."""
-    if isinstance(given, Attack):
-        return given
-    kind, options = parse_call(given)
+def open_attack(attack: str | Attack) -> Attack:
+    """Return the attack that a text such as "pgd" or "pgd(epsilon=0.1, steps=20)" names."""
+    if isinstance(attack, Attack):
+        return attack
+    kind, options = parse_call(attack)
     known = [field.name for field in fields(Attack) if field.name != "kind"]
     if wrong := [name for name in options if name not in known]:
-        raise ValueError(f"{given!r}: no option {wrong[0]!r}; there are {', '.join(known)}")
+        raise ValueError(f"{attack!r}: no option {wrong[0]!r}; there are {', '.join(known)}")
     return Attack(kind, **options)
 
 
 def _lengths(x: Tensor, lead: int) -> Tensor:
-    """Euclidean lengths, one per input, shaped to divide."""
+    """Return Euclidean lengths, one per input, in a shape to divide by."""
     return x.flatten(lead).norm(dim=-1).reshape(*x.shape[:lead], *[1] * (x.ndim - lead))
 
 
 @contextmanager
 def _as_found(model: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """The model in evaluation mode; afterwards its flags and the random state as before."""
+    """Put the model into evaluation mode; restore its flags and the random state afterwards."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     with held(modules), kept_random_state():
         flags = [module.training for module in modules]
@@ -241,28 +241,28 @@ CLEAN = "clean"
 
 @dataclass(frozen=True)
 class Shift:
-    """A change to inputs before models see them: a corruption, an attack, or none."""
+    """A change to inputs before the models see them: a corruption, an attack, or none."""
 
     label: str
     corruption: Corruption | None = None
     severity: int = DEFAULT
     attack: Attack | None = None
-    seed: int = 0  # of what is random in it
+    seed: int = 0
 
     @property
     def is_against_a_model(self) -> bool:
-        """Whether the changed inputs depend on the model that they are to mislead."""
+        """Whether the changed inputs depend on the attacked model."""
         return self.attack is not None and self.attack.kind != "gaussian"
 
     def of_any_model(self, images: Tensor, *, index: Tensor) -> Tensor:
-        """The changed images, where they do not depend on a model."""
+        """Return the changed images of a shift that depends on no model."""
         if self.corruption is not None:
             return self.corruption(images, severity=self.severity, seed=self.seed, index=index)
-        return images if self.attack is None else self.attack(_no_model, images, seed=self.seed, index=index)
+        return images if self.attack is None else self.attack(lambda x: x, images, seed=self.seed, index=index)
 
 
 def open_shift(text: str, seed: int = 0) -> Shift:
-    """The shift that a text names: "clean", "fog", "fog(severity=5)", "pgd(epsilon=0.1)" or "gaussian"."""
+    """Return the shift that a text names: "clean", "fog", "fog(severity=5)", "pgd(epsilon=0.1)" or "gaussian"."""
     name, options = parse_call(text)
     if name in ATTACKS:
         return Shift(text.strip(), attack=open_attack(text), seed=seed)
@@ -272,28 +272,24 @@ def open_shift(text: str, seed: int = 0) -> Shift:
     if name not in known:
         raise ValueError(f"no shift is called {name!r}{nearest(name, known)}")
     if wrong := [option for option in options if option != "severity" or name == CLEAN]:
-        raise ValueError(f"{text!r}: no option {wrong[0]!r}; a corruption has a severity, 'clean' no options")
+        raise ValueError(f"{text!r}: no option {wrong[0]!r}; a corruption takes severity, 'clean' takes none")
     severity = whole_number(options.get("severity", DEFAULT), f"{name}: severity", least=1, most=5)
-    return Shift(text.strip(), find_corruption(name), severity, seed=seed)
+    return Shift(text.strip(), CORRUPTIONS[name], severity, seed=seed)
 
 
 def open_shifts(shifts: str | Sequence[str] | Sequence[Shift], seed: int = 0) -> tuple[Shift, ...]:
-    """The shifts that texts name, in order; "corruptions" and "attacks" stand for all of those.
+    """Return the shifts that texts name, in order; "corruptions" and "attacks" stand for all of these.
 
-    `seed`: of what is random in them. Shifts that are open already stay as they are.
+    `seed` determines what is random in them. Shifts that are open already stay as they are.
     """
     groups = {"corruptions": list(CORRUPTIONS), "attacks": list(ATTACKS)}
-    given: Sequence[str | Shift] = [shifts] if isinstance(shifts, str) else shifts
-    found: list[Shift] = []
-    for each in given:
-        found += [each] if isinstance(each, Shift) else [open_shift(name, seed) for name in groups.get(each, [each])]
-    labels = [shift.label for shift in found]
-    if not found:
+    opened: list[Shift] = []
+    for shift in [shifts] if isinstance(shifts, str) else shifts:
+        names = [shift] if isinstance(shift, Shift) else groups.get(shift, [shift])
+        opened += [name if isinstance(name, Shift) else open_shift(name, seed) for name in names]
+    labels = [shift.label for shift in opened]
+    if not opened:
         raise ValueError("no shifts given: name 'clean', a corruption or an attack")
-    if twice := [label for k, label in enumerate(labels) if label in labels[:k]]:
-        raise ValueError(f"the shift {twice[0]!r} is given twice")
-    return tuple(found)
-
-
-def _no_model(images: Tensor) -> Tensor:
-    raise AssertionError("noise asks no model")
+    if repeated := [label for k, label in enumerate(labels) if label in labels[:k]]:
+        raise ValueError(f"the shift {repeated[0]!r} is given twice")
+    return tuple(opened)

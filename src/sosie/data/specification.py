@@ -1,13 +1,13 @@
-"""Data from the text that names it, as on the command line."""
+"""Open data from the text that names them, as on the command line."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import partial
 from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..checks import one_of, parse_call, whole_number
-from ..factory import find_file, is_factory, listed_folders, load_factory
+from ..factory import find_file, import_library, is_factory, listed_folders, load_factory
 from .images import (
     ImageBatches,
     ImageData,
@@ -25,7 +25,6 @@ from .images import (
     check_limit,
     open_folder,
     read_cifar,
-    read_class_names,
     read_mnist,
     read_packed,
     read_svhn,
@@ -37,16 +36,16 @@ _FOLDER_OPTIONS = re.compile(r"(?P<path>.+?)(?P<options>\(\s*\w+\s*=.*\))?", re.
 
 
 def list_data() -> list[str]:
-    """The data sets known by name; each can be followed by :train or :test."""
+    """Return the names of the data sets; each can be followed by :train or :test."""
     return ["demo", *NAMED]
 
 
 @dataclass(frozen=True)
 class DataPart:
-    """One part of a larger set of data, of which other machines read the rest.
+    """One part of a larger data set, of which other machines read the rest.
 
-    `data`: as everywhere, or None for a part of saved activations. `first_row`: the index of its first input in the
-    whole set; it decides which rows are sampled, and into which buckets of a sketch they go.
+    `data` is any data, or None for a part of saved activations. `first_row` is the index of its first input in the
+    whole set; it determines which rows are sampled, and their buckets in a sketch.
     """
 
     data: Any = None
@@ -59,15 +58,15 @@ class DataPart:
 def open_data(
     spec: str, *, split: str = "test", batch: int = 256, limit: int | None = None
 ) -> ImageBatches | Iterable[Any]:
-    """Batches of the data that a specification names, in a fixed order, as often as they are wanted.
+    """Open the data that a specification names as batches in a fixed order that can be read again.
 
-    - `demo`, `cifar10`, `cifar100`, `svhn`, `mnist`, `fashion-mnist`, each with `:train` or `:test` if wanted
-      (a split in the text wins); all but the demo are looked for in the folders of SOSIE_DATA
-    - `npz:file`: `images` or `x`, and `labels` or `y` if known; as given, then in SOSIE_DATA
-    - `folder:path`: image files, sub-folders are classes; `folder:path(size=224, mode='RGB')`
-    - `path/to/file.py:factory`: what your own function returns, which chooses split and batch itself
+    - `demo`, `cifar10`, `cifar100`, `svhn`, `mnist`, `fashion-mnist`, with `:train` or `:test` if wanted (a split in
+      the text wins); all but the demo are searched for in the folders of SOSIE_DATA
+    - `npz:file`: `images` or `x`, and `labels` or `y` if known; the path as it is, then in SOSIE_DATA
+    - `folder:path`: image files, with sub-folders as classes; `folder:path(size=224, mode='RGB')`
+    - `path/to/file.py:factory`: the result of your own function, which chooses split and batch itself
 
-    Image batches are (float32 in [0, 1], labels), or the images alone where there are no labels.
+    Image batches are (float32 in [0, 1], labels), or the images alone without labels.
     """
     if not isinstance(spec, str) or not spec.strip():
         raise ValueError(f"a data specification is text such as 'demo' or 'npz:file', got {spec!r}")
@@ -78,7 +77,7 @@ def open_data(
 
 
 def open_images(spec: str, *, split: str = "test", limit: int | None = None) -> ImageData | ImageFolder:
-    """The images themselves (not their batches) of any specification but a `file.py:factory`."""
+    """Open the images themselves (not their batches) of any specification but `file.py:factory`."""
     kind, _, rest = spec.strip().partition(":")
     if kind == "npz" and rest:
         return read_packed(find_file(rest, VARIABLE), split=one_of(split, "the split", SPLITS), limit=limit)
@@ -99,23 +98,23 @@ def open_images(spec: str, *, split: str = "test", limit: int | None = None) -> 
 def _from_folder(text: str) -> ImageFolder:
     match = _FOLDER_OPTIONS.fullmatch(text)
     path, options = (match["path"], match["options"] or "") if match else (text, "")
-    _, given = parse_call(f"folder{options}")
-    unknown = sorted(set(given) - {"size", "mode"})
+    _, values = parse_call(f"folder{options}")
+    unknown = sorted(set(values) - {"size", "mode"})
     if unknown:
         raise ValueError(f"folder: has no option {', '.join(unknown)}; it takes size and mode")
-    return open_folder(path.strip(), **given)
+    return open_folder(path.strip(), **values)
 
 
 def _from_factory(spec: str, batch: int, limit: int | None) -> Iterable[Any]:
-    made = load_factory(spec)()
-    if isinstance(made, ImageData | ImageFolder):
-        return made.first(limit).batches(batch)
-    if isinstance(made, str | bytes) or not isinstance(made, Iterable):
+    data = load_factory(spec)()
+    if isinstance(data, ImageData | ImageFolder):
+        return data.first(limit).batches(batch)
+    if isinstance(data, str | bytes) or not isinstance(data, Iterable):
         raise TypeError(
-            f"{spec} must return something to iterate over (a DataLoader, a list of batches), "
-            f"it returned {type(made).__name__}"
+            f"{spec} must return something to iterate over (a DataLoader, a list of batches), it returned "
+            f"{type(data).__name__}"
         )
-    return made if limit is None else FirstInputs(made, limit)
+    return data if limit is None else FirstInputs(data, limit)
 
 
 class FirstInputs:
@@ -133,52 +132,49 @@ class FirstInputs:
                 raise TypeError(
                     f"cannot limit batches of {type(batch).__name__} that hold no tensor: limit them in the factory"
                 )
-            yield batch if counts[0] <= left else _cut(batch, counts[0], left)
-            left -= counts[0]
+            count = counts[0]
+            yield batch if count <= left else tree_map(partial(_first, count=count, limit=left), batch)
+            left -= count
             if left <= 0:
                 return
 
 
-def _cut(batch: Any, count: int, left: int) -> Any:
-    def first(part: Any) -> Any:
-        return part[:left] if isinstance(part, Tensor) and part.dim() and len(part) == count else part
-
-    return tree_map(first, batch)
+def _first(part: Any, count: int, limit: int) -> Any:
+    return part[:limit] if isinstance(part, Tensor) and part.dim() and len(part) == count else part
 
 
-# Data sets by name, looked for in the folders of SOSIE_DATA
+# Data sets by name, searched for in the folders of SOSIE_DATA
 
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 FASHION = (
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle_boot"
 )  # fmt: skip
 OWN_CIFAR100 = (
-    "this packed CIFAR-100 mixes the official training and test images into a split of its own: do not quote "
-    "official test accuracy, nor evaluate networks trained on the official training images"
+    "this packed CIFAR-100 mixes the official training and test images into a different split: do not quote official "
+    "test accuracy, nor evaluate networks trained on the official training images"
 )
 
 
 def read_demo(split: str) -> ImageData:
-    """The subset of Fashion-MNIST that is shipped with sosie: 2000 training, 1000 test images, balanced."""
+    """Return the subset of Fashion-MNIST that comes with sosie: 2000 training, 1000 test images, balanced."""
     path = package_files("sosie.data") / "files" / "demo-fashion-mnist-3k.npz"
-    found = read_packed(str(path), split=split)
-    return ImageData(found.images, found.labels, f"demo-{split}", found.classes)
+    return replace(read_packed(str(path), split=split), name=f"demo-{split}")
 
 
 @dataclass(frozen=True)
 class _Published:
-    """How one data set is published."""
+    """The form in which a data set is published."""
 
     name: str
-    read: Callable[[Path, str], ImageData | None]  # from a folder, or None if it is not there
-    fetch: Callable[[Any, str, str], object]  # with torchvision.datasets, to a folder, the split
+    read: Callable[[Path, str], ImageData | None]  # takes a folder and the split; None if the files are missing
+    fetch: Callable[[Any, str, str], object]  # takes torchvision.datasets, a folder and the split
     folders: tuple[str, ...]  # below a folder of SOSIE_DATA
     official: str  # the files to get, in words
     pickled: str = ""  # the folder of the pickled version, which is refused
 
 
 def read_named(name: str, split: str, limit: int | None = None) -> ImageData:
-    """A data set by name: packed files first, then the official ones, then (if allowed) a download."""
+    """Open a data set by name: packed files first, then the official ones, then (if allowed) a download."""
     known, folders = NAMED[name], listed_folders(VARIABLE)
     data = _look(known, split, folders, limit)
     if data is None and os.environ.get("SOSIE_DOWNLOAD") == "1":
@@ -196,8 +192,8 @@ def read_named(name: str, split: str, limit: int | None = None) -> ImageData:
                 "get the binary version of the same data"
             )
     raise FileNotFoundError(
-        f"{name} ({split}) was not found; {looked}. Wanted: {name}-{split}10k.npz or "
-        f"similar, or {known.official}. With torchvision installed, SOSIE_DOWNLOAD=1 downloads it."
+        f"{name} ({split}) was not found; {looked}. Expected {name}-{split}10k.npz or similar, or {known.official}. "
+        "With torchvision installed, SOSIE_DOWNLOAD=1 downloads it."
     )
 
 
@@ -213,20 +209,15 @@ def _look(known: _Published, split: str, folders: list[Path], limit: int | None)
 
 
 def _download(known: _Published, split: str, folders: list[Path]) -> None:
-    """Let torchvision fetch the official files into the first folder, to read them ourselves."""
+    """Let torchvision download the official files into the first folder."""
     if not folders:
         raise FileNotFoundError(f"SOSIE_DOWNLOAD=1 needs a folder to download {known.name} to: set {VARIABLE}")
-    try:
-        datasets = importlib.import_module("torchvision.datasets")
-    except (ImportError, RuntimeError, AttributeError) as error:
-        raise ImportError(
-            f"downloading {known.name} needs torchvision, which does not import ({error}): pip install torchvision"
-        ) from error
+    datasets = import_library("torchvision.datasets", f"downloading {known.name}")
     known.fetch(datasets, str(folders[0]), split)
 
 
 def _read_packed_parts(folder: Path, name: str, split: str, limit: int | None) -> ImageData | None:
-    """The largest `name-split10k.npz` in the folder, or all parts of a `name-split49k-a.npz`, `…-b.npz`."""
+    """Read the largest `name-split10k.npz` in the folder, or all parts of a `name-split49k-a.npz`, `…-b.npz`."""
     pattern = re.compile(rf"{re.escape(name)}-{split}(\d+)k(-[a-z])?\.npz")
     sizes: dict[int, list[Path]] = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
@@ -242,9 +233,9 @@ def _read_packed_parts(folder: Path, name: str, split: str, limit: int | None) -
         raise FileNotFoundError(f"{folder} has part {', '.join(letters)} of {name}-{split}{size}k, not {missing}")
     parts: list[ImageData] = []
     for path in paths:
-        still = None if limit is None else limit - sum(len(part) for part in parts)
-        if still is None or still > 0:
-            parts.append(read_packed(path, split=split, limit=still))
+        missing_rows = None if limit is None else limit - sum(len(part) for part in parts)
+        if missing_rows is None or missing_rows > 0:
+            parts.append(read_packed(path, split=split, limit=missing_rows))
     images = parts[0].images if len(parts) == 1 else torch.cat([part.images for part in parts])
     labels = [part.labels for part in parts if part.labels is not None]
     note = OWN_CIFAR100 if name == "cifar100" else ""
@@ -266,38 +257,16 @@ def _read_cifar100(folder: Path, split: str) -> ImageData | None:
     path = folder / f"{split}.bin"
     if not path.is_file():
         return None
-    classes = read_class_names(folder / "fine_label_names.txt", 100)
+    names = folder / "fine_label_names.txt"
+    classes = tuple(names.read_text("utf-8").split()) if names.is_file() else ()
+    classes = classes if len(classes) == 100 else tuple(map(str, range(100)))
     return read_cifar([path], f"cifar100-{split}", label_bytes=2, classes=classes)
 
 
-def _read_svhn(folder: Path, split: str) -> ImageData | None:
-    path = folder / f"{split}_32x32.mat"
-    return read_svhn(path, f"svhn-{split}") if path.is_file() else None
-
-
-def _mnist_reader(name: str, classes: tuple[str, ...]) -> Callable[[Path, str], ImageData | None]:
-    def read(folder: Path, split: str) -> ImageData | None:
-        start = "t10k" if split == "test" else "train"
-        images = _idx_file(folder, f"{start}-images", 3)
-        labels = _idx_file(folder, f"{start}-labels", 1)
-        return read_mnist(images, labels, (name, split), classes) if images and labels else None
-
-    return read
-
-
-def _idx_file(folder: Path, stem: str, axes: int) -> Path | None:
-    names = [f"{stem}{dot}idx{axes}-ubyte{suffix}" for dot in "-." for suffix in ("", ".gz")]
-    return next((folder / name for name in names if (folder / name).is_file()), None)
-
-
 def _fetch_cifar(archive: str, md5: str) -> Callable[[Any, str, str], object]:
-    """The binary archive: torchvision's own CIFAR classes would fetch and unpickle the pickled one."""
+    """Fetch the binary archive; torchvision's own CIFAR classes would fetch and unpickle the pickled one."""
     address = f"https://www.cs.toronto.edu/~kriz/{archive}"
     return lambda datasets, root, _: datasets.utils.download_and_extract_archive(address, root, md5=md5)
-
-
-def _fetch_mnist(kind: str) -> Callable[[Any, str, str], object]:
-    return lambda datasets, root, split: getattr(datasets, kind)(root, train=split == "train", download=True)
 
 
 _FOUR_FILES = "/*-ubyte or *-ubyte.gz (the four idx files)"
@@ -322,22 +291,22 @@ NAMED = {
         ),
         _Published(
             "svhn",
-            _read_svhn,
+            read_svhn,
             lambda datasets, root, split: datasets.SVHN(root, split=split, download=True),
             ("svhn", "SVHN"),
             "test_32x32.mat and train_32x32.mat",
         ),
         _Published(
             "mnist",
-            _mnist_reader("mnist", tuple("0123456789")),
-            _fetch_mnist("MNIST"),
+            partial(read_mnist, "mnist", tuple("0123456789")),
+            lambda datasets, root, split: datasets.MNIST(root, train=split == "train", download=True),
             ("mnist", "MNIST/raw", "MNIST"),
             "mnist" + _FOUR_FILES,
         ),
         _Published(
             "fashion-mnist",
-            _mnist_reader("fashion-mnist", FASHION),
-            _fetch_mnist("FashionMNIST"),
+            partial(read_mnist, "fashion-mnist", FASHION),
+            lambda datasets, root, split: datasets.FashionMNIST(root, train=split == "train", download=True),
             ("fashion-mnist", "FashionMNIST/raw", "FashionMNIST"),
             "fashion-mnist" + _FOUR_FILES,
         ),

@@ -1,4 +1,4 @@
-"""Caveats: what must be known to read a value, in words. Each function is one rule."""
+"""The caveats of values. Each function is one rule."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..checks import listed
 from ..linalg import row_squares, self_product
 from ..measures import Measure
 from ..results import LEVEL, Caveat, Chance, Estimate, Side
 from ..stats import SMALLEST_GROUP, Alignment, Covariances, Grams, PairViews, RowScatter, Sample, Scatter, Statistic
+from .order import largest_gap
 from .uncertainty import FEWEST_DRAWS, HALVED
 
-DRIFT = 0.05  # share of the variance between blocks that is worth a caveat
+DRIFT = 0.05  # share of the variance between blocks above which there is a caveat
 OF_POSITIONS = Caveat(
     "rows are positions of the same inputs and so are correlated: no interval and no chance level; rows='mean' has both"
 )
 NEAR_CHANCE = 3.0  # spreads of shuffled values within which an interval is unreliable
-BIASED = 0.1  # nats of bias in information from which a caveat says so
+BIASED = 0.1  # nats of bias in information from which there is a caveat
 WIDE_CHANCE = 0.1  # spread of shuffled values above which hardly any value is distinguishable from chance
 ROUNDING = 3e-7  # share of the largest direction that rounding of float64 products can leave
 ROUNDING_IN_FLOAT32 = 1e-6  # the same for float32 activations
@@ -30,7 +32,7 @@ FALSE_ALARMS = 1e-4  # how often a column of rows in no order may look ordered
 def at_sites(
     texts: Iterable[Iterable[str | None]], side_a: Side, side_b: Side, *, undefined: bool = False
 ) -> Iterator[Caveat]:
-    """A caveat for each site that has a text: those of A's sites come first, then those of B's."""
+    """A caveat for each site that has a text, first those of A's sites, then those of B's."""
     of_a, of_b = texts
     yield from (Caveat(text, site, None, undefined) for site, text in zip(side_a.sites, of_a, strict=True) if text)
     yield from (Caveat(text, None, site, undefined) for site, text in zip(side_b.sites, of_b, strict=True) if text)
@@ -46,12 +48,11 @@ def of_constants(
 
 
 def of_left_out(*sides: Side) -> Iterator[Caveat]:
-    """Sites that a pattern, a type or the default asked for and that gave no rows."""
+    """Sites that a pattern, a type or the default selected but that gave no rows."""
     for side in sides:
-        few = "; ".join(f"{site} {why}" for site, why in side.left_out[:SHOWN])
-        more = f"; and {len(side.left_out) - SHOWN} more" if len(side.left_out) > SHOWN else ""
         if side.left_out:
-            yield Caveat(f"left out of {side.name}: {few}{more}")
+            sites = listed((f"{site} {why}" for site, why in side.left_out), SHOWN, "; ")
+            yield Caveat(f"left out of {side.name}: {sites}")
 
 
 def of_undefined(undefined: dict[tuple[int, int], str], side_a: Side, side_b: Side) -> Iterator[Caveat]:
@@ -60,11 +61,11 @@ def of_undefined(undefined: dict[tuple[int, int], str], side_a: Side, side_b: Si
 
 
 def of_widths(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Caveat]:
-    """Too few rows for the width, in the way that concerns this measure."""
+    """Too few rows for the width, and what that does to this measure."""
     if measure.few_rows == "biased":
         if measure.defaults.get("unbiased"):
             return
-        # Rows that are paired look alike where there are few; distances of covariances or spectra go either way.
+        # Few paired rows look alike; distances of covariances or spectra may be biased either way.
         n, way = statistic.n, f"biased {measure.closer}" if measure.paired else "biased"
         texts = [
             [f"n={n} < width={width}: {way}" if n < width else None for width in side.widths]
@@ -78,7 +79,7 @@ def of_widths(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side
 
 
 def _of_ranks(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Caveat]:
-    """What any rows would give: two subspaces of n − 1 dimensions must meet if they are large enough."""
+    """Values that any rows would give: large enough subspaces of n − 1 dimensions intersect."""
     assert not isinstance(statistic, Grams)
     n, free = statistic.n, statistic.n - 1
     ranks_a, ranks_b = (_ranks(measure, scatters) for scatters in statistic.scatters)
@@ -99,7 +100,7 @@ def _of_ranks(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side
 
 
 def _of_information(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Caveat]:
-    """What rows give that have nothing to do with each other, where it is not little; infinite ones have no value."""
+    """The information that unrelated rows have on average, unless it is small."""
     assert not isinstance(statistic, Grams)
     assert measure.by_chance is not None
     ranks_a, ranks_b = (_ranks(measure, scatters) for scatters in statistic.scatters)
@@ -112,7 +113,7 @@ def _of_information(measure: Measure, statistic: Statistic, side_a: Side, side_b
 
 
 def of_lost_directions(measure: Measure, statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Caveat]:
-    """Directions that the data have, but that rounding hides once they are to be inverted."""
+    """Directions of the data that are lost to rounding when covariances are inverted."""
     inverts = measure.few_rows not in (None, "biased") and measure.defaults.get("keep", 1) == 1
     if not (inverts or measure.defaults.get("alpha", 1) < 1):
         return
@@ -120,7 +121,7 @@ def of_lost_directions(measure: Measure, statistic: Statistic, side_a: Side, sid
     lost: list[list[str | None]] = [[], []]
     sampled: list[list[str | None]] = [[], []]
     for k, (side, scatters) in enumerate(zip((side_a, side_b), statistic.scatters, strict=True)):
-        counts = k == 0 or measure.few_rows != "saturates in x"  # of what is regressed on, nothing is inverted
+        counts = k == 0 or measure.few_rows != "saturates in x"  # a regression inverts the covariance of x alone
         for dtype, scatter in zip(side.dtypes or [""] * len(scatters), scatters, strict=True):
             by_rows = isinstance(scatter, RowScatter) and scatter.direct
             lost[k].append(_lost(scatter, dtype, by_rows) if counts else None)
@@ -148,8 +149,10 @@ def _ranks(measure: Measure, scatters: Sequence[Scatter]) -> list[int]:
     return [int(s.rank) if keep is None else s.leading_count(keep) for s in scatters]
 
 
-def of_order(statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Caveat]:
-    """Rows that are more alike within a block than across blocks: sorted by class, say, or frames of a film."""
+def of_order(
+    statistic: Statistic, samples: tuple[Sample | None, Sample | None] | None, side_a: Side, side_b: Side
+) -> Iterator[Caveat]:
+    """Rows that are more alike within blocks than across blocks, or less: sorted by class, views side by side."""
     if not isinstance(statistic, Grams) or statistic.blocks < 2:
         return
     from scipy.special import fdtri
@@ -164,10 +167,17 @@ def of_order(statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Cavea
             f"the rows come in an order: {share:.0%} of the variance at {sites[worst]} lies between blocks of "
             f"{statistic.block} rows, which blocks do not see; shuffle the data, or take exact=True"
         )
+    elif (gap := largest_gap(statistic, samples, side_a, side_b)) is not None:
+        yield Caveat(
+            f"the rows come in an order: debiased_cka of {gap.site_a} and {gap.site_b} is {gap.from_blocks:.2f} from "
+            f"blocks of {statistic.block} rows, but {gap.from_sample:.2f} ± {gap.error:.2f} from {gap.rows} rows of "
+            "the whole data (near-duplicates, or rows of a class, lie together or apart); shuffle the data, or take "
+            "exact=True"
+        )
 
 
 def of_statistic(statistic: Statistic, block_error: np.ndarray | None) -> Iterator[Caveat]:
-    """What the statistic leaves out."""
+    """Rows or pairs of rows that the statistic leaves out."""
     if isinstance(statistic, Grams) and not statistic.exact:
         known = [] if block_error is None else block_error[np.isfinite(block_error)]
         size = f"within about {max(known):.2g} of" if len(known) else "not quite"
@@ -177,17 +187,17 @@ def of_statistic(statistic: Statistic, block_error: np.ndarray | None) -> Iterat
 
 
 def of_offsets(side_a: Side, side_b: Side, strained: dict[tuple[str, str], float]) -> Iterator[Caveat]:
-    """Means so far off that products in float32 lost digits before it was noticed."""
+    """Means so large that products in float32 lost digits before the centre was moved."""
     text = "the mean of some rows is large against their spread: digits may be lost; precision='float64' keeps them"
     texts = [[text if (side.name, site) in strained else None for site in side.sites] for side in (side_a, side_b)]
     yield from at_sites(texts, side_a, side_b)
 
 
-def of_nan(value: np.ndarray, said: Iterable[Caveat], side_a: Side, side_b: Side) -> Iterator[Caveat]:
-    """No NaN without a reason: one that no other caveat explains comes from a denominator of zero."""
+def of_nan(value: np.ndarray, known: Iterable[Caveat], side_a: Side, side_b: Side) -> Iterator[Caveat]:
+    """The reason for each NaN that no known caveat explains: a denominator of zero."""
     unexplained = np.isnan(value)
     sites_a, sites_b = np.array(side_a.sites, dtype=object), np.array(side_b.sites, dtype=object)
-    for caveat in said:
+    for caveat in known:
         if caveat.undefined:
             rows = np.full(len(sites_a), True) if caveat.site_a is None else sites_a == caveat.site_a
             columns = np.full(len(sites_b), True) if caveat.site_b is None else sites_b == caveat.site_b
@@ -198,7 +208,7 @@ def of_nan(value: np.ndarray, said: Iterable[Caveat], side_a: Side, side_b: Side
 
 
 def of_draws(draws: int) -> Iterator[Caveat]:
-    """Why there are no p-values, where too few draws were asked for; 0 if none were."""
+    """The reason for missing p-values if there are too few draws; `draws` is 0 if none were requested."""
     if 0 < draws < FEWEST_DRAWS:
         yield Caveat(f"no p-values: p ≤ {LEVEL:g} takes {FEWEST_DRAWS} draws or more, got draws={draws}")
 
@@ -213,14 +223,13 @@ def of_chance(
     draws: int,
     interval: bool,
 ) -> Iterator[Caveat]:
-    """Where there is no chance level, where it rests on fewer rows, or where it makes the interval doubtful."""
+    """Chance levels or intervals that are missing, rest on fewer rows, or are unreliable."""
     if draws and not measure.paired:
-        yield Caveat("does not depend on which row belongs to which, so shuffling rows gives no chance level")
+        yield Caveat("does not depend on the pairing of rows, so shuffling them gives no chance level")
     elif draws and values.p is None:
-        no_room = Caveat("no p-values: there is no room for the rows they would take; raise memory=")
-        yield next(of_draws(draws), no_room)
+        yield next(of_draws(draws), Caveat("no p-values: the rows they need do not fit the budget; raise memory="))
     if interval and values.low is None:
-        yield Caveat("no interval: too few rows, or no room to keep them")
+        yield Caveat("no interval: too few rows, or they do not fit the memory budget")
     if values.low is not None and values.n < HALVED * SMALLEST_GROUP and not issubclass(measure.reads, Alignment):
         yield Caveat(f"n={values.n} rows are too few to halve and quarter: the interval may be too wide")
     if by_chance is not None and by_chance.rows is not None and by_chance.p is not None:
@@ -253,22 +262,22 @@ def of_bounds(measure: Measure, value: np.ndarray) -> Iterator[Caveat]:
         yield Caveat(f"{int(outside.sum())} values lie outside [{low}, {high}] by more than rounding, e.g. {worst:.6g}")
 
 
-# About the data: one direction, one row or one mean may decide what a measure says
+# About the data: one direction, one row or one mean may decide the value of a measure
 
 ONE_DIRECTION = 0.8  # Σλ² / (Σλ)² above which a single direction holds some nine tenths of the variance
 ONE_ROW = 0.5  # share of the squared Gram matrix that a single row may make up
 HARDLY = 1e-6  # Σ‖x − mean‖² / Σ‖x‖² below which features hardly vary
 MANY_NEIGHBOURS = 0.1  # share of the rows that k neighbours may be
-WORK = 10**9  # multiply-adds that looking at single rows of a site is worth
+WORK = 10**9  # multiply-adds per site up to which single rows are looked at
 
 
 def of_one_direction(
     measure: Measure, statistic: Statistic | PairViews, side_a: Side, side_b: Side
 ) -> Iterator[Caveat]:
-    """Measures that weigh directions by their variance see little else than the one that has it all."""
+    """One direction with nearly all the variance, which decides measures that weigh directions by variance."""
     if "linear" in measure.invariant or not issubclass(measure.reads, (Alignment, Covariances)) or statistic.n < 4:
         return
-    shares = [own / trace.square() for own, trace in zip(statistic.own, statistic.traces, strict=True)]
+    shares = [squares / trace.square() for squares, trace in zip(statistic.own, statistic.traces, strict=True)]
     text = "one direction holds about {:.0%} of the variance, and decides the value"
     yield from _at(shares, side_a, side_b, lambda share: share > ONE_DIRECTION, lambda s: text.format(s**0.5))
 
@@ -276,15 +285,14 @@ def of_one_direction(
 def of_one_row(
     measure: Measure, statistic: Statistic, rows: Sample | None, side_a: Side, side_b: Side
 ) -> Iterator[Caveat]:
-    """An outlier can make up most of a Gram matrix, and then CKA is about that row."""
+    """An outlier that makes up most of a Gram matrix, and so decides CKA."""
     if not issubclass(measure.reads, Alignment):
         return
     shares: Iterable[Tensor]
     if isinstance(statistic, Grams):
         shares = statistic.heaviest_row
     elif rows is not None:
-        known = rows.grams.heaviest
-        shares = known or [torch.stack([_heaviest(site) for site in side]) for side in (rows.xs, rows.ys)]
+        shares = rows.grams.heaviest or [torch.stack([_heaviest(site) for site in side]) for side in (rows.xs, rows.ys)]
     else:
         return
     text = "one row makes up {:.0%} of the Gram matrix: without it the value may be different"
@@ -304,12 +312,12 @@ def of_neighbours(measure: Measure, statistic: Statistic) -> Iterator[Caveat]:
 
 
 def _heaviest(site: Tensor) -> Tensor:
-    """The largest share that one row has in ‖K‖², by way of the smaller of K and the covariance."""
+    """The largest share of one row in ‖K‖², from K or from the covariance, whichever is smaller."""
     n, width = site.shape
     if n * width * min(n, width) > WORK:
         return torch.zeros((), device=site.device)
     x = site.float() - site.mean(0, dtype=torch.float64).float()
-    x = x / x.abs().amax()  # a share is wanted, and fourth powers would overflow
+    x = x / x.abs().amax()  # fourth powers would overflow, and a share does not depend on the scale
     rows = ((x @ self_product(x)) * x).sum(1) if width <= n else self_product(x.T).square().sum(1)
     return ((2 * rows - row_squares(x).square()) / rows.sum()).amax()
 
@@ -322,5 +330,5 @@ def _at(
     words: Callable[[float], str],
 ) -> Iterator[Caveat]:
     """A caveat for each site whose share is doubtful."""
-    texts = [[words(each) if doubtful(each) else None for each in share.detach().cpu().tolist()] for share in shares]
+    texts = [[words(x) if doubtful(x) else None for x in of_side.detach().cpu().tolist()] for of_side in shares]
     yield from at_sites(texts, side_a, side_b)

@@ -1,4 +1,4 @@
-"""`compare`: models, or activations that were saved, on the same inputs, in one pass."""
+"""`compare`: models or saved activations on the same inputs, in one pass."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..capture import Chunk, Rule, borrowed, cut, input_rows
+from ..capture import Chunk, Rule, borrowed, count_inputs, cut, input_rows
+from ..checks import listed
 from ..linalg import gram_cuda, lacks_room, largest_number
 from ..measures import Measure
 from ..process_state import products
 from ..progress import Progress
 from ..results import Comparison, Comparisons
-from ..stats import BLOCK, GramMaker, Grams, MomentMaker, Moments, RowSampler, Sample, SampleMaker, Statistic
+from ..stats import BLOCK, GramMaker, Grams, MomentMaker, Moments, RowSampler, Sample, SampleMaker, Statistic, on_device
 from .distributed import SingleProcess, together
+from .mixing import TRIED
 from .network import (
-    TRIED,
     Network,
     RowSample,
     SavedActivations,
@@ -30,22 +31,25 @@ from .network import (
     Source,
     for_each,
     is_statistics,
+    made_up_inputs,
     meeting_place,
+    mixing_notes,
     number_duplicates,
     open_network,
-    room_of,
+    package_of,
     things_and_data,
 )
-from .partial import Checkpoint, Partial, finish_files
+from .order import ROWS, OrderTest
+from .partial import Checkpoint, MadeUpRows, Partial, finish_files
 from .plan import MEMORY, Kind, Request, draws_of, find_measures, make_plan, parse_size
-from .provenance import AsyncCopy, digest_of, provenance
+from .provenance import AsyncCopy, add_digests, digest_of, provenance
 from .stream import Stream, check_positions, chunk_on_cpu, rows_per_input, saved_chunk
 
 DEFAULT = "debiased_cka"
 Pair = tuple[int, int]
 FLOAT32_SQUARES = 2.0**115  # Σ x² of a chunk up to which sums of float32 products do not overflow
 FLOAT64_SQUARES = 1e80  # and up to which float64 holds products of eight numbers
-TOLERATED_OFFSET = 1e3  # n‖mean‖² / Σ‖x − mean‖² that float32 products still bear
+TOLERATED_OFFSET = 1e3  # n‖mean‖² / Σ‖x − mean‖² up to which float32 products keep their digits
 
 
 def compare(
@@ -77,33 +81,33 @@ def compare(
 
     `model_a`, `model_b`: modules, model specifications, saved activations ({site: array}, .npz, .safetensors),
     sketches (`sketch.using("features")` chooses their kernel), or files of saved statistics, which are merged.
-    `compare([m1, m2, m3], data)` compares all pairs in one pass. `data`: anything that yields tensors, (x, y) pairs,
-    dicts of keyword arguments or lists of strings, or a data specification; `sosie.data.DataPart` is one part of a
-    larger set.
+    `compare([m1, m2, m3], data)` compares all pairs in one pass. `data`: an iterable of tensors, (x, y) pairs, dicts
+    of keyword arguments or lists of strings, or a data specification; `sosie.data.DataPart` is one part of a larger
+    data set.
 
-    `measures`: None takes debiased_cka, of sketches linear_cka. `sites`: of every model, or `sites_a` and `sites_b`
-    where they differ: names, globs, types; None takes blocks or layers. `rows`: how activations become rows.
-    `prepare_a`, `prepare_b`: each model's own normalisation, or tokeniser of text. `inputs`: batch → model arguments.
+    `measures`: debiased_cka by default, linear_cka for sketches. `sites`: names, globs or types, for all models, or
+    `sites_a` and `sites_b` for each; by default the blocks or layers. `rows`: the row rule, which turns activations
+    into rows. `prepare_a`, `prepare_b`: each model's normalisation, or tokeniser of text. `inputs`: a function from a
+    batch to the arguments of the models.
 
-    `exact=True` keeps whole Gram matrices or covariances instead of blocks of `block` rows; `memory` is the budget for
-    that ("4GiB"). `precision`: "tf32" (the default for Gram matrices on a GPU), "float32", "float64". `resume`: a file
-    that the statistics are saved to on the way, and read from if it is there.
+    `exact=True` uses whole Gram matrices or covariances instead of blocks of `block` rows, within the `memory` budget
+    ("4GiB"). `precision`: "tf32" (the default for Gram matrices on a GPU), "float32" or "float64". `resume`: a file
+    where the statistics are saved during the pass; if it exists, the pass continues from it.
 
-    `null="permutation"`: p-values from `draws` shuffles of which row belongs to which (seeded by `seed`), within
-    blocks or of sampled rows, without another pass; also corrected for the search over all pairs of sites. What
-    chance gives on average comes along free where there is a formula. `interval=True`: a 95 % interval for every
-    measure, also where that means computing it on a hundred parts of the rows.
+    `null="permutation"` adds p-values from `draws` shuffles of the pairing of rows (seeded by `seed`), within blocks
+    or of sampled rows, without another pass; also p-values corrected for the search over all pairs of sites. The mean
+    and spread of chance need no draws where there is a formula. `interval=True` adds a 95 % interval to every measure,
+    even if the measure has to be computed on a hundred parts of the rows.
 
-    In an initialised torch.distributed every process has to make the same call; each reads its share of the data, and
-    all get the result. `with sosie.engine.single_process():` compares in this process alone.
+    With torch.distributed initialised, every process must make the same call; each reads its share of the data, and
+    all return the result. `with sosie.engine.single_process():` compares in one process alone.
     """
     with together() as ranks:
         things, data = things_and_data(model_a, model_b, data)
         if all(map(is_statistics, things)):
             return finish_files(things, provenance(), measures=measures, null=null, interval=interval)
-        room = next((room for thing in things if (room := room_of(thing)) is not None), None)
-        if room is not None:
-            decided = {  # when sketches were made; None where nothing is asked for
+        if sketching := next(filter(None, map(package_of, things)), None):
+            decided = {  # when the sketches were made, so not now; None: not set
                 "data": data,
                 "sites": sites,
                 "sites_a": sites_a,
@@ -119,7 +123,7 @@ def compare(
                 "interval": interval or None,
                 "resume": resume,
             }
-            return room.compare_sketches(things, measures, draws=draws_of(null, draws), seed=seed, decided=decided)
+            return sketching.compare_sketches(things, measures, draws=draws_of(null, draws), seed=seed, decided=decided)
         request = Request(
             find_measures(DEFAULT if measures is None else measures, of="layers"),
             rows=rows,
@@ -133,11 +137,11 @@ def compare(
             draws=draws_of(null, draws),
             interval=interval,
         )
-        each_sites = for_each("sites", len(things), sites_a, sites_b, sites)
-        each_prepare = for_each("prepare", len(things), prepare_a, prepare_b)
+        all_sites = for_each("sites", len(things), sites_a, sites_b, sites)
+        prepares = for_each("prepare", len(things), prepare_a, prepare_b)
         sources = [
-            open_network(thing, sites=own, rows=rows, prepare=prepare, inputs=inputs, device=device)
-            for thing, own, prepare in zip(things, each_sites, each_prepare, strict=True)
+            open_network(thing, sites=of_thing, rows=rows, prepare=prepare, inputs=inputs, device=device)
+            for thing, of_thing, prepare in zip(things, all_sites, prepares, strict=True)
         ]
         number_duplicates(sources)
         return _compare(sources, data, request, resume, ranks)
@@ -150,7 +154,7 @@ def _compare(
     resume: str | os.PathLike[str] | None,
     ranks: SingleProcess,
 ) -> Comparison | Comparisons:
-    """Read the data once, in this process or its share of it; the first process makes the result for all."""
+    """Read the data once, or this process's share of it; the first process returns the result for all."""
     if resume is not None and len(sources) != 2:
         raise ValueError("resume= is for one pair of models; compare the pairs one by one")
     identities = [source.identity() for source in sources]
@@ -160,25 +164,28 @@ def _compare(
         for k in dict.fromkeys(twins):
             stack.enter_context(sources[k].opened())
         stream = Stream.of(data, sources, request.max_rows)
-        saved_chunk(sources, request.memory, TRIED)  # refuses rows too long for the first look, before it reads them
+        saved_chunk(sources, request.memory, TRIED)  # raises if rows are too long to be looked at
         run = Pass(sources, twins, stream, request, in_parts=resume is not None)
         ranks.agree(
             lambda: {
                 **_made_with(sources, stream, request),
                 "the first batch": "" if stream.first is None else digest_of(stream.first),
                 "the number of inputs": str(stream.total),
-                "what the sites are": repr(run.sides),
-                "what is collected": repr(run.plan),
+                "the sites": repr(run.sides),
+                "the plan": repr(run.plan),
             }
         )
         pair = run.partials[0, 1]
         if resume is not None:
             pair.made_with, pair.first_rows = _made_with(sources, stream, request), run.sampled_rows(stream.first)
+            pair.made_up = run.made_up_rows(stream.first)
         checkpoint = Checkpoint(resume, pair, sources)
+        skip = ranks.once(checkpoint.restore)
+        run.resume()
         block = request.block if "grams" in run.plan.statistics else None
         chunks = stream.chunks(
             block=block,
-            skip=ranks.once(checkpoint.restore),
+            skip=skip,
             largest=chunk_on_cpu(sources, run.sides),
             share=ranks.share,
             skipped=checkpoint.check_skipped if ranks.first else None,
@@ -192,12 +199,15 @@ def _compare(
                 run.read(chunk)
                 bar.advance(chunk.count)
                 checkpoint.digest(chunk)
-                if checkpoint.due() and not ranks.several:  # each of several processes has only a part
+                if checkpoint.due() and not ranks.several:  # of several processes, none has all statistics
                     run.settle()
                     checkpoint.save()
+        for network in run.unique.values():
+            if isinstance(network, Network):
+                network.note_after_pass()
         run.settle()
         run.gather(ranks)
-        ranks.collect(checkpoint.digests.sums, checkpoint.digests.absorb)
+        ranks.collect(checkpoint.digests, lambda digests: add_digests(checkpoint.digests, digests.items()))
 
     def result() -> Comparison | Comparisons:
         checkpoint.save()
@@ -210,7 +220,7 @@ def _compare(
 
 
 def _made_with(sources: Sequence[Source], stream: Stream, request: Request) -> dict[str, str]:
-    """What saved statistics, and processes that share the work, must have in common."""
+    """The digests that saved statistics, and processes that share the work, must have in common."""
     return {
         "models": " ".join(source.digest() for source in sources),
         "data": "" if stream.first is None else digest_of(cut(stream.first, 0, 1)),
@@ -221,14 +231,10 @@ def _made_with(sources: Sequence[Source], stream: Stream, request: Request) -> d
 # The pass: every network reads the same chunk, and each pair's statistics grow
 
 
-class NotFiniteActivations(ValueError):
-    """Some activations are NaN or infinite, or too large to be squared."""
-
-
 class Inspector:
-    """Takes one number per site from each chunk and looks at it as soon as that costs no wait.
+    """Checks Σ x² and the offset of the mean at every site and chunk, without waiting for a GPU.
 
-    On a CPU that is at once. On a GPU the numbers travel while the next chunk runs and are looked at then.
+    On a CPU they are checked at once. On a GPU they are copied while the next chunk runs, and checked then.
     """
 
     def __init__(self) -> None:
@@ -236,7 +242,7 @@ class Inspector:
         self.offsets: dict[tuple[str, str], float] = {}
 
     def take(self, source: str, sites: Sequence[str], numbers: Tensor, most: Sequence[float] = ()) -> None:
-        """`numbers` (2, sites): Σ x², and how far off the mean was; `most`: what Σ x² may be, where that is unknown."""
+        """`numbers` (2, sites): Σ x², and the offset of the mean; `most`: limits of Σ x² if rows were not checked."""
         self._waiting.append((source, sites, AsyncCopy(numbers), most))
         self.finish(keep=2 if numbers.is_cuda else 0)
 
@@ -246,18 +252,17 @@ class Inspector:
             sums, offsets = numbers.read().tolist()
             bad = [site for site, total in zip(sites, sums, strict=True) if not math.isfinite(total)]
             if bad:
-                shown = ", ".join(bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
-                raise NotFiniteActivations(
-                    f"{source}: activations are NaN or infinite (or too large to square) at {shown}. "
-                    "Check the input's normalisation and the weights (the first site named is where it starts), or "
-                    "use precision='float64' if the numbers are right"
+                raise ValueError(
+                    f"{source}: activations are NaN or infinite (or too large to square) at {listed(bad)}. "
+                    "Check the input's normalisation and the weights (it starts at the first site named), or use "
+                    "precision='float64' if the numbers are right"
                 )
             for site, total, limit in zip(sites, sums, most or sums, strict=True):
                 if total > limit:
                     float32 = limit == FLOAT32_SQUARES
                     raise ValueError(
-                        f"{source}: the numbers at {site} grew after the first batch, beyond what products in "
-                        + ("float32 hold: use precision='float64'" if float32 else "float64 hold: scale them down")
+                        f"{source}: the numbers at {site} grew after the first batch, too large for products in "
+                        + ("float32: use precision='float64'" if float32 else "float64: scale them down")
                     )
             for site, offset in zip(sites, offsets, strict=True):
                 key = (source, site)
@@ -265,32 +270,33 @@ class Inspector:
 
 
 class Pass:
-    """One pass over the data: sources that are open read chunk by chunk, and each pair's statistics grow.
+    """One pass over the data: opened sources read chunk by chunk, and each pair's statistics grow.
 
-    `twins[k]` is the first source that gives the same rows as source k, and runs for both.
+    `twins[k]` is the first source that gives the same rows as source k; it is run for both.
     """
 
     def __init__(
         self, sources: Sequence[Source], twins: Sequence[int], stream: Stream, request: Request, *, in_parts: bool
     ) -> None:
-        """Look at the first few inputs and plan; `in_parts`: every part of the data must get the same plan."""
+        """Look at the first few inputs, and plan; `in_parts`: the plan must be the same for every part of the data."""
         self.sources, self.twins, self.request = sources, twins, request
         self.unique = {k: sources[k] for k in dict.fromkeys(twins)}
         looks = {k: source.look(stream.first) for k, source in self.unique.items()}
         self.sides = [replace(looks[twin], name=source.name) for twin, source in zip(twins, sources, strict=True)]
-        self._networks = {k: source for k, source in self.unique.items() if isinstance(source, Network)}
-        self._mixing = {k: network.mixing(stream.first) for k, network in self._networks.items()}
+        for source in self.unique.values():
+            if isinstance(source, Network):
+                source.mixing(stream.first)
         self.per_input = rows_per_input(list(self.unique.values()))
         self._reads_inputs = any("inputs" in measure.needs for measure in request.measures)
         if self.per_input != 1 and self._reads_inputs:
             raise ValueError("measures that regress the inputs out need one row per input, not rows='positions'")
 
-        # With several models the widest pair decides, so that all pairs rest on the same statistics.
+        # With several models the widest pair decides, so that all pairs use the same statistics.
         pairs = list(itertools.combinations(range(len(sources)), 2))
         rows = None if stream.expected is None or in_parts else stream.expected * self.per_input
-        *_, one, other = sorted((side.widths for side in self.sides), key=sum)
+        *_, second, widest = sorted((side.widths for side in self.sides), key=sum)
         self.plan = make_plan(
-            request, (one, other), rows, budget=request.memory // len(pairs), blocks=self.per_input == 1
+            request, (second, widest), rows, budget=request.memory // len(pairs), blocks=self.per_input == 1
         )
         self.first_row = stream.first_row * self.per_input
         self.partials = {
@@ -300,11 +306,11 @@ class Pass:
                 kinds=self.plan.kinds,
                 rows_rule=request.rule,
                 rows=self.first_row,
+                first_input=stream.first_row,
                 notes=self.plan.notes,
                 draws=request.draws,
                 seed=request.seed,
                 interval=request.interval,
-                mixing=self._mixing_of(i, j),
                 max_rows=request.max_rows,
             )
             for i, j in pairs
@@ -312,21 +318,44 @@ class Pass:
 
         self._sampler = RowSampler(self.plan.sample_rows, request.seed) if "sample" in self.plan.statistics else None
         self._makers = [{kind: self._maker(kind) for kind in self.plan.statistics} for _ in sources]
-        self._wide: list[dict[str, bool]] = [{} for _ in sources]  # sites whose products only float64 holds
+        # Whether products of a site's rows need float64; unknown before its first rows, then checked again as needed.
+        self._wide: list[dict[str, bool]] = [{} for _ in sources]
+        rows = None if stream.expected is None else stream.expected * self.per_input
+        spread = RowSampler(ROWS, request.seed, of=rows)
+        tested = self.unique if "grams" in self.plan.statistics else ()
+        self._order = {k: OrderTest(spread, self.sides[k]) for k in tested}
         self._sinks = [self._sink(k) for k in range(len(sources))]
         self._inspector = Inspector()
         self._device: torch.device | None = None
-        self._start = 0  # the row that the chunk begins with, counted over all chunks
+        self._start = 0  # the index of the chunk's first row among all rows
 
-    def _mixing_of(self, i: int, j: int) -> tuple[str, ...]:
-        """The notes on sources of a pair that mix the inputs of a batch."""
-        notes = (self._mixing.get(k) for k in dict.fromkeys((self.twins[i], self.twins[j])))
-        return tuple(note for note in notes if note is not None)
+    def resume(self) -> None:
+        """Continue from the statistics that the first pair has from a file."""
+        pair = self.partials[0, 1]
+        if pair.inputs:
+            samples = dict(zip(self.twins, pair.order_samples or (None, None), strict=True))
+            for k, order in self._order.items():
+                order.add(samples[k])
 
     def sampled_rows(self, batch: Any) -> list[RowSample]:
-        """What each source makes of the first few inputs, in a few numbers."""
+        """A few numbers of the rows that each source makes of the first few inputs."""
         samples = {k: source.sampled_rows(batch) for k, source in self.unique.items()}
         return [samples[twin] for twin in self.twins]
+
+    def made_up_rows(self, batch: Any) -> MadeUpRows | None:
+        """What the networks make of made-up inputs in the shape of the first few."""
+        networks = {k: source for k, source in self.unique.items() if isinstance(source, Network)}
+        if not networks:
+            return None
+        inputs, shapes = made_up_inputs(cut(batch, 0, min(TRIED, count_inputs(batch))))
+        samples: dict[int, RowSample] = {}
+        for k, network in networks.items():
+            try:
+                samples[k] = network.sampled_rows(inputs)
+            except Exception:  # a model may refuse inputs that are none of its kind: then nothing is compared
+                samples[k] = {}
+        tolerated = [source.tolerated() for source in self.sources]
+        return MadeUpRows(shapes, [samples.get(twin, {}) for twin in self.twins], tolerated)
 
     def _maker(self, kind: Kind) -> Any:
         if kind == "grams":
@@ -337,35 +366,37 @@ class Pass:
         return SampleMaker(self._sampler, self.plan.widest)
 
     def read(self, chunk: Chunk) -> None:
-        """Let every source read a chunk, and add what it gives; other processes may have read those before it."""
+        """Let every source read a chunk, and add its statistics; other processes may have read the chunks before it."""
         first = self.partials[0, 1]
         self._start = first.rows + (chunk.start - first.inputs) * self.per_input
-        given = self._given_rows(chunk)
+        inputs = self._input_rows(chunk)
         sides = {k: self._read(k, chunk) for k in self.unique}
         check_positions(list(self.unique.values()))
         with products():
-            self._join([sides[k] for k in self.twins], chunk, given)
+            self._join([sides[k] for k in self.twins], chunk, inputs)
 
     def settle(self) -> None:
-        """Finish what is under way: the statistics are about to be saved or read."""
+        """Finish pending checks and merges, before the statistics are saved or read."""
         self._inspector.finish()
-        for k, network in self._networks.items():
-            self._mixing[k] = self._mixing[k] or network.mixing_in_pass()
+        samples = {k: order.sample() for k, order in self._order.items()}
         for pair, partial in self.partials.items():
             partial.settle()
-            partial.mixing = self._mixing_of(*pair)
+            partial.order_samples = (samples.get(self.twins[pair[0]]), samples.get(self.twins[pair[1]]))
+            partial.mixing = mixing_notes(self.sources[self.twins[k]] for k in pair)
 
-    def _given_rows(self, chunk: Chunk) -> Tensor | None:
-        """The sampled rows of what the networks are given, where a measure needs them."""
+    def _input_rows(self, chunk: Chunk) -> Tensor | None:
+        """The sampled rows of the networks' inputs, if a measure needs them."""
         if not self._reads_inputs or self._sampler is None:
             return None
         rows = input_rows(chunk.batch, chunk.count)
         return rows[torch.from_numpy(self._sampler.draw(self._start, chunk.count) - self._start).to(rows.device)]
 
     def _read(self, k: int, chunk: Chunk) -> dict[Kind, Any]:
-        """What one source makes of a chunk: parts as the activations appear, then all sites together."""
+        """One source's statistics of a chunk: a part for each site as activations appear, then all sites at once."""
         parts = self.sources[k].read(chunk, self._sinks[k])
         check_positions([self.sources[k]])
+        if k in self._order and self._device is not None:
+            self._order[k].end_chunk(self._start, chunk.count, self._device)
         makers = self._makers[k]
         with products():
             sides = {
@@ -376,58 +407,70 @@ class Pass:
         return sides
 
     def _sink(self, k: int) -> Sink:
-        """What is called inside the forward pass with the rows of a site: a part for each statistic.
+        """The function that is called inside the forward pass with the rows of a site: a part for each statistic.
 
-        It is called for every site of every chunk and, on a GPU, while that waits: no context is entered unless one is
-        needed. The watch has left autocast already; the precision of products matters to a GPU alone, and there not
-        to the kernel that makes Gram matrices of blocks.
+        It is called for every site of every chunk and, on a GPU, while that waits: it enters no context unless one is
+        needed. The watch has left autocast already.
         """
-        source, makers = self.sources[k], list(self._makers[k].values())
-        double, block = self.request.precision == "float64", self.plan.block
-        only_grams, tf32 = self.plan.statistics == ["grams"], self.request.tf32
-        saved = isinstance(source, SavedActivations)
-        wide, largest = self._wide[k], dict(source.largest)
+        source, makers, wide = self.sources[k], list(self._makers[k].values()), self._wide[k]
+        double, only_grams = self.request.precision == "float64", self.plan.statistics == ["grams"]
+        saved, largest = isinstance(source, SavedActivations), dict(source.largest)
+
+        def check(site: str, rows: Tensor, most: float) -> None:
+            """Decide whether the products need float64; raise if even float64 is too small."""
+            wide[site] = lacks_room(rows, f"{site} of {source.name}", most)
 
         def sink(site: str, rows: Tensor) -> list[Any]:
-            device = self._device
+            device, start = self._device, self._start
             if device is None:
                 device = self._device = meeting_place(rows.device)
-            elsewhere = rows.device != device
-            if elsewhere or double:
+            foreign = saved or rows.device != device
+            if double or rows.device != device:
                 rows = rows.to(device, torch.float64 if double else rows.dtype)
             is_wide = wide.get(site)
-            # Gram matrices tell by themselves whether numbers grew since the first chunk.
-            later = is_wide is False and only_grams and not (rows.is_cuda or saved or elsewhere)
-            if is_wide is None or not (is_wide or rows.is_cuda or later):
-                # A GPU would have to be waited for: what the first few inputs gave decides, and `_inspect` looks on.
+            if is_wide is False and only_grams and not (rows.is_cuda or foreign):
+                part = makers[0].part(site, rows, start)
+                if part.is_finite():  # so the numbers have not grown since the first chunk
+                    return [part]
+                check(site, rows, largest_number(rows))
+                return [makers[0].part(site, rows.double(), start)]
+            if is_wide is None or not (is_wide or rows.is_cuda):
+                # A GPU would have to be waited for: there the first few inputs decide, and `_inspect` checks the rest.
                 if not (rows.is_cuda and largest.get(site)):
                     largest[site] = max(largest.get(site, 0.0), largest_number(rows))
-                is_wide = wide[site] = lacks_room(rows, f"{site} of {source.name}", largest[site])
-            if is_wide:
+                check(site, rows, largest[site])
+            if wide[site]:
                 rows = rows.double()
-            start = self._start
-            if later and not (part := makers[0].part(site, rows, start)).is_finite():
-                wide[site] = lacks_room(rows, f"{site} of {source.name}", largest_number(rows))
-                return [makers[0].part(site, rows.double(), start)]
-            if later:
-                return [part]
-            if not (saved or elsewhere):
-                if not rows.is_cuda:
-                    return [maker.part(site, rows, start) for maker in makers]
-                n = len(rows)
-                last = n if n < 2 * block else block + n % block  # rows of the last block
-                if only_grams and last <= gram_cuda.TILE and rows.dtype in gram_cuda.READS and gram_cuda.available():
-                    return [makers[0].part(site, rows, start)]
-            with products(tf32=tf32 and only_grams):
+            with self._precision(rows, foreign):
                 return [maker.part(site, rows, start) for maker in makers]
 
-        return sink
+        if (order := self._order.get(k)) is None:
+            return sink
+
+        def sink_and_sample(site: str, rows: Tensor) -> list[Any]:
+            if site in order.sites:
+                order.keep(site, rows, self._start)
+            return sink(site, rows)
+
+        return sink_and_sample
+
+    def _precision(self, rows: Tensor, foreign: bool) -> AbstractContextManager[None]:
+        """The context for products of rows; none is needed on a CPU, nor for the kernel of Gram matrices of blocks."""
+        only_grams = self.plan.statistics == ["grams"]
+        if not foreign:
+            if not rows.is_cuda:
+                return nullcontext()
+            n, block = len(rows), self.plan.block
+            last = n if n < 2 * block else block + n % block  # rows of the last block
+            if only_grams and last <= gram_cuda.TILE and rows.dtype in gram_cuda.READS and gram_cuda.available():
+                return nullcontext()
+        return products(tf32=self.request.tf32 and only_grams)
 
     def _inspect(self, k: int, sides: dict[Kind, Any]) -> None:
         name, side, wide = self.sources[k].name, self.sides[k], self._wide[k]
-        numbers = torch.stack([each.check for each in sides.values()]).sum(0)
+        numbers = torch.stack([of_kind.check for of_kind in sides.values()]).sum(0)
         most: list[float] = []
-        if numbers.is_cuda:  # on a CPU every chunk was looked at before its products were made
+        if numbers.is_cuda:  # on a CPU every chunk was checked before its products were made
             double = self.request.precision == "float64"
             in_float64 = [double or wide[s] or t == "float64" for s, t in zip(side.sites, side.dtypes, strict=True)]
             most = [FLOAT64_SQUARES if fine else FLOAT32_SQUARES for fine in in_float64]
@@ -437,9 +480,9 @@ class Pass:
                 if source == name:
                     self._makers[k]["grams"].notice(site, offset)
 
-    def _join(self, sides: list[dict[Kind, Any]], chunk: Chunk, given: Tensor | None) -> None:
+    def _join(self, sides: list[dict[Kind, Any]], chunk: Chunk, inputs: Tensor | None) -> None:
         block, request = self.plan.block, self.request
-        first_block = self._start // block  # on resuming, or for a later part of the data, blocks go on counting
+        first_block = self._start // block  # blocks go on counting on resuming, and in a later part of the data
         for (i, j), partial in self.partials.items():
             rows = 0
             for kind in self.plan.statistics:
@@ -450,7 +493,7 @@ class Pass:
                         a, b, block=block, first_block=first_block, draws=request.draws, seed=request.seed
                     )
                 else:
-                    joined = Moments.join(a, b) if kind == "moments" else Sample.join(a, b, given)
+                    joined = Moments.join(a, b) if kind == "moments" else Sample.join(a, b, inputs)
                 partial.add(kind, joined)
                 rows = joined.seen if isinstance(joined, Sample) else joined.n
             partial.inputs += chunk.count
@@ -459,25 +502,20 @@ class Pass:
     # Several processes
 
     def learnt(self) -> list[dict[Kind, Any]]:
-        """What the makers have learnt from the first chunk: centres, mostly."""
+        """What the makers have learned from the first chunk: centres, mostly."""
         return [{kind: maker.learnt() for kind, maker in makers.items()} for makers in self._makers]
 
     def learn(self, learnt: list[dict[Kind, Any]]) -> None:
-        for makers, theirs in zip(self._makers, learnt, strict=True):
+        for makers, of_first in zip(self._makers, learnt, strict=True):
             for kind, maker in makers.items():
-                maker.learn(theirs[kind])
-
-    @property
-    def offsets(self) -> dict[tuple[str, str], float]:
-        """How far off the mean was at each site, at most."""
-        return self._inspector.offsets
+                maker.learn(of_first[kind])
 
     def gather(self, ranks: SingleProcess) -> None:
-        """In the first of several processes, the statistics of all of them, added in their order."""
+        """Add the statistics of all processes in the first one, in their order."""
         if not ranks.several:
             return
         for partial in self.partials.values():
-            # Which rows are sampled depends on their index, and that on all inputs before, which others have read.
+            # Which rows are sampled depends on their index, so on all inputs before, which other processes have read.
             rows = partial.rows - self.first_row
             if "sample" in self.plan.statistics and rows != partial.inputs * self.per_input:
                 raise ValueError(
@@ -486,18 +524,26 @@ class Pass:
                     "sosie.engine.single_process()), or take rows='mean', 'cls' or 'last'"
                 )
 
-        def absorb(sent: tuple[dict[Pair, Partial], dict[tuple[str, str], float]]) -> None:
-            theirs, offsets = sent
-            for pair, partial in self.partials.items():
-                partial.absorb(theirs[pair], self.first_row)
-            for key, offset in offsets.items():
-                self.offsets[key] = max(self.offsets.get(key, 0.0), offset)
+        offsets = self._inspector.offsets
 
-        mine = {} if ranks.first else {pair: partial.on_cpu() for pair, partial in self.partials.items()}
-        ranks.collect((mine, self.offsets), absorb)
+        def absorb(sent: tuple[dict[Pair, Partial], dict[int, Sample | None], dict[tuple[str, str], float]]) -> None:
+            partials, samples, sent_offsets = sent
+            for k, order in self._order.items():
+                if samples[k] is not None:  # a process may have read nothing
+                    order.add(samples[k])
+            for pair, partial in self.partials.items():
+                partial.absorb(partials[pair], self.first_row)
+            for key, offset in sent_offsets.items():
+                offsets[key] = max(offsets.get(key, 0.0), offset)
+
+        partials = {} if ranks.first else {pair: partial.on_cpu() for pair, partial in self.partials.items()}
+        samples = {k: on_device(order.sample(), torch.device("cpu")) for k, order in self._order.items()}
+        ranks.collect((partials, samples, offsets), absorb)
+        self.settle()
 
     def finish(self, provenance: dict[str, Any]) -> dict[Pair, Comparison]:
         """The values of every pair."""
+        strained = {key: offset for key, offset in self._inspector.offsets.items() if offset > TOLERATED_OFFSET}
         for partial in self.partials.values():
-            partial.strained = {key: off for key, off in self.offsets.items() if off > TOLERATED_OFFSET}
+            partial.strained = strained
         return {pair: partial.finish(provenance) for pair, partial in self.partials.items()}

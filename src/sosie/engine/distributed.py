@@ -1,7 +1,7 @@
-"""Several processes over one comparison: each reads its share of the chunks, and the first puts all together.
+"""One comparison in several processes: each reads its share of the chunks, and the first merges the statistics.
 
-What is short goes through the store that torch.distributed was started with, which a process can look at without
-waiting: so that each learns that another has failed. Statistics go through a group of gloo's, which is on the CPU.
+Short texts go through the store of torch.distributed, which can be read without waiting, so that each process learns
+when another has failed. Statistics go through a gloo group on the CPU.
 """
 
 from __future__ import annotations
@@ -10,27 +10,28 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from ..capture import ALL, Chunk, Share
 
 T = TypeVar("T")
 LOOK = 1.0  # seconds between two looks at whether another process has failed
-FIRST_NAP, LONGEST_NAP = 1e-4, 0.05  # seconds between two looks while waiting for the others
+FIRST_NAP, LONGEST_NAP = 1e-4, 0.05  # seconds between two looks while waiting
 _meetings = itertools.count()
 
 
 class RankFailed(RuntimeError):
-    """Another process of the same comparison failed, or did not join."""
+    """Another process of the comparison failed or did not join."""
 
 
 class SingleProcess:
-    """One process: nobody to wait for."""
+    """The only process, which waits for nobody."""
 
     share: Share = ALL
 
@@ -40,33 +41,38 @@ class SingleProcess:
 
     @property
     def several(self) -> int | None:
-        """How many processes there are, if more than one."""
+        """The number of processes, if more than one."""
         return self.share.of if self.share.of > 1 else None
 
     def agree(self, facts: Callable[[], dict[str, str]]) -> None:
-        """Raise, in every process, unless all say the same."""
+        """Raise, in every process, unless the facts of all are equal."""
 
     def deal(self, chunks: Iterable[Chunk], learner: Any) -> Iterator[Chunk]:
         """This process's chunks; `learner` has `learnt()` and `learn()` for what the first chunk decides."""
         return iter(chunks)
 
-    def collect(self, mine: T, absorb: Callable[[T], None]) -> None:
-        """In the first process, absorb what each of the others has, in their order."""
+    def collect(self, part: T, absorb: Callable[[T], None]) -> None:
+        """In the first process, absorb the parts of the others, in their order."""
 
     def once(self, make: Callable[[], T]) -> T:
-        """What the first process makes, for all of them."""
+        """The result of `make` in the first process, for all processes."""
         return make()
 
 
 class Distributed(SingleProcess):
-    """One of several processes; all of them have to make the same calls in the same order."""
+    """One of several processes, all of which must make the same calls in the same order."""
 
     def __init__(self) -> None:
         self.share = Share(dist.get_rank(), dist.get_world_size())
         world = dist.group.WORLD
         assert world is not None
-        self._store = world.get_group_store()
-        self._limit: timedelta = self._store.timeout  # type: ignore[attr-defined]  # that of init_process_group
+        if not hasattr(world, "get_group_store"):
+            raise RuntimeError(
+                f"several processes cannot share a comparison with torch {torch.__version__}, which is too old: take a "
+                "newer one, or compare in each process alone with sosie.engine.single_process()"
+            )
+        self._store: Any = world.get_group_store()
+        self._limit: timedelta = self._store.timeout  # that of init_process_group
         self._name = f"sosie/{next(_meetings)}"
         self._steps = itertools.count()
         self._seen = 0  # inputs of the whole stream
@@ -76,39 +82,40 @@ class Distributed(SingleProcess):
     def agree(self, facts: Callable[[], dict[str, str]]) -> None:
         first, *others = map(json.loads, self._meet(json.dumps(facts())))
         for rank, other in enumerate(others, 1):
-            for what, said in first.items():
-                if other.get(what) != said:
-                    _refuse(what, rank, said, other.get(what))
+            for what, expected in first.items():
+                if other.get(what) != expected:
+                    _refuse(what, rank, expected, other.get(what))
 
     def deal(self, chunks: Iterable[Chunk], learner: Any) -> Iterator[Chunk]:
-        """The first process's first chunk decides for all, so that the parts fit together as if one had read them."""
+        """This process's chunks. The first chunk of the first process decides for all, as if one process read all."""
         taught = False
+
+        def teach() -> None:
+            nonlocal taught
+            if not taught:
+                learnt = self.once(learner.learnt)
+                if not self.first:
+                    learner.learn(learnt)
+            taught = True
+
         for number, chunk in enumerate(chunks):
             self._seen = chunk.start + chunk.count
             if not self.share.has(number):
                 continue
-            if not self.first and not taught:
-                taught = self._teach(learner)
+            if not self.first:
+                teach()
             yield chunk
-            if self.first and not taught:
-                taught = self._teach(learner)
+            teach()
             self._look()
-        if not taught:
-            self._teach(learner)
+        teach()
 
-    def _teach(self, learner: Any) -> bool:
-        learnt = self.once(learner.learnt)
-        if not self.first:
-            learner.learn(learnt)
-        return True
-
-    def collect(self, mine: T, absorb: Callable[[T], None]) -> None:
+    def collect(self, part: T, absorb: Callable[[T], None]) -> None:
         first, *others = map(int, self._meet(str(self._seen)))
         for rank, seen in enumerate(others, 1):
             if seen != first:
                 _refuse("the number of inputs", rank, str(first), str(seen))
         if not self.first:
-            dist.send_object_list([mine], dst=0, group=self._gloo())
+            dist.send_object_list([part], dst=0, group=self._gloo())
             return
         for rank in range(1, self.share.of):
             received: list[Any] = [None]
@@ -122,10 +129,10 @@ class Distributed(SingleProcess):
         return made[0]
 
     def fail(self, error: BaseException) -> None:
-        """Tell the others, who will say so and end."""
+        """Tell the other processes, which will report the error and end."""
         if not isinstance(error, RankFailed):
             reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            with _lost_store(quiet=True):
+            with suppress(dist.DistError):
                 self._store.set(f"{self._name}/failed", json.dumps([self.share.rank, reason]))
 
     def close(self) -> None:
@@ -133,13 +140,13 @@ class Distributed(SingleProcess):
             dist.destroy_process_group(self._group)
 
     def _gloo(self) -> Any:
-        """Made where all have met already."""
+        """The group, made at a point that all processes have reached."""
         if self._group is None:
             self._group = dist.new_group(backend="gloo", timeout=self._limit)
         return self._group
 
     def _meet(self, text: str) -> list[str]:
-        """What each process says, once all have said something; an error if one has failed, or does not join."""
+        """The texts of all processes, once all have sent one; an error if a process failed or does not join."""
         step = f"{self._name}/{next(self._steps)}"
         keys = [f"{step}/{rank}" for rank in range(self.share.of)]
         nap, limit = FIRST_NAP, time.monotonic() + self._limit.total_seconds()
@@ -166,8 +173,8 @@ class Distributed(SingleProcess):
         missing = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
         raise RankFailed(
             f"rank {', '.join(missing)} did not join within {self._limit.total_seconds():g} s: every process "
-            "of torch.distributed has to make the same comparison. sosie.engine.single_process() is for one alone; "
-            "init_process_group(timeout=…) gives more time"
+            "of torch.distributed must make the same comparison. Use sosie.engine.single_process() to compare in one "
+            "process, or init_process_group(timeout=…) for more time"
         )
 
 
@@ -176,7 +183,7 @@ _alone = ContextVar("alone", default=False)
 
 @contextmanager
 def single_process() -> Iterator[None]:
-    """Comparisons inside do not share the work with other processes of torch.distributed."""
+    """Inside, comparisons do not share the work with other processes of torch.distributed."""
     before = _alone.set(True)
     try:
         yield
@@ -186,7 +193,7 @@ def single_process() -> Iterator[None]:
 
 @contextmanager
 def together() -> Iterator[SingleProcess]:
-    """All processes of an initialised torch.distributed, which share the work; else this one alone."""
+    """All processes of an initialised torch.distributed, or else this process alone."""
     several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     if _alone.get() or not several:
         yield SingleProcess()
@@ -202,20 +209,19 @@ def together() -> Iterator[SingleProcess]:
 
 
 @contextmanager
-def _lost_store(quiet: bool = False) -> Iterator[None]:
+def _lost_store() -> Iterator[None]:
     try:
         yield
     except dist.DistError as error:
-        if not quiet:
-            raise RankFailed(
-                "the store that the processes meet at is gone: the process that held it, mostly rank 0, has ended; "
-                "see its error above"
-            ) from error
+        raise RankFailed(
+            "the store of torch.distributed is gone: the process that held it, mostly rank 0, has ended; see its error "
+            "above"
+        ) from error
 
 
 def _refuse(what: str, rank: int, first: str, other: str | None) -> NoReturn:
     raise ValueError(
-        f"the processes do not compare the same: {what} is {first} in rank 0 and {other} in rank {rank}. Each has to "
-        "give the same models and all of the data in the same order: no DistributedSampler, and no shuffling of its "
-        "own; the chunks are dealt out here"
+        f"the processes do not compare the same: {what} is {first} in rank 0 and {other} in rank {rank}. Pass the same "
+        "models, and all of the data in the same order, in every process: no DistributedSampler and no shuffling, "
+        "since sosie deals out the chunks"
     )

@@ -1,4 +1,4 @@
-"""From statistics to values: every measure over every pair of sites, with interval, chance and caveats beside it."""
+"""From statistics to values: every measure over every pair of sites, with interval, chance and caveats."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from ..stats import (
     Sample,
     Shuffle,
     Statistic,
+    dealt_evenly,
 )
 from . import caveats
 from .plan import Widths
@@ -50,8 +51,8 @@ from .uncertainty import (
 
 CONSTANT = {"float64": 1e-24}  # share of Σ‖x‖² that rounding alone can give a constant feature
 CONSTANT_IN_FLOAT32 = 1e-12
-LONG = 120.0  # seconds of drawing that are announced
-CHEAP = 10**11  # multiply-adds that intervals are worth unless they are asked for
+LONG = 120.0  # seconds of draws above which a warning says how long they take
+CHEAP = 10**11  # multiply-adds up to which intervals are computed unasked
 
 
 def evaluate(
@@ -65,12 +66,13 @@ def evaluate(
     seed: int = 0,
     interval: bool = False,
     independent: bool = True,
+    order_samples: tuple[Sample | None, Sample | None] | None = None,
 ) -> dict[str, Estimate]:
-    """The values of measures that read one statistic, (sites of A, sites of B) each.
+    """The estimates of measures that read one statistic, (sites of A, sites of B) each.
 
-    `sample` holds rows where the statistic itself does not: intervals and chance can be had from them. p-values come
-    from `draws` shuffles; `interval` asks for intervals even where they take long. Rows that are not `independent`,
-    the positions of one input, have neither interval nor chance.
+    `sample` holds rows for intervals and chance if the statistic has none. p-values come from `draws` shuffles;
+    `interval` computes intervals even where they take long. Rows that are not `independent`, the positions of one
+    input, have neither interval nor chance. `order_samples` tell whether the order of the rows matters to blocks.
     """
     if not measures:
         return {}
@@ -78,36 +80,34 @@ def evaluate(
         statistic = statistic.beside(sample)
     rows = statistic if isinstance(statistic, Sample) else sample
     sides, widths = (side_a, side_b), (side_a.widths, side_b.widths)
-    constant_a, constant_b = (constant_sites(s, side) for s, side in zip(statistic.spread, sides, strict=True))
-    pairs = by_pair(
-        [m for m in measures if not issubclass(m.reads, Alignment)], statistic, widths, ~constant_a, ~constant_b
-    )
+    constant_a, constant_b = map(constant_sites, statistic.spread, sides)
+    defined = (~constant_a, ~constant_b)
+    pairs = by_pair([m for m in measures if not issubclass(m.reads, Alignment)], statistic, widths, *defined)
     digits = torch.float64 if {*side_a.dtypes, *side_b.dtypes} == {"float64"} else torch.float32
     values = {}
     for measure in measures:
         if measure.name in pairs:
-            matrix = pairs[measure.name].matrix((len(constant_a), len(constant_b)))
+            matrix = pairs[measure.name].matrix((len(side_a.sites), len(side_b.sites)))
         else:
             matrix = measure(statistic.alignment(measure.reads))
         values[measure.name] = array = as_array(snap_to_bounds(matrix, measure, digits)).copy()
         array[constant_a, :] = array[:, constant_b] = np.nan
 
     chance: dict[str, Chance] = {}
-    reach: dict[str, Interval] = {}
+    intervals: dict[str, Interval] = {}
     if independent:
         if draws:
-            defined = (~constant_a, ~constant_b)
             chance = by_draws(measures, statistic, rows, widths, defined, draws=draws, seed=seed)
-        for measure in measures:  # mean and spread by a formula, where there is one
+        for measure in measures:  # the mean and spread of a formula are exact
             if (formula := by_formula(measure, statistic)) is not None:
                 drawn = chance.get(measure.name, formula)
                 chance[measure.name] = replace(drawn, mean=formula.mean, spread=formula.spread)
         if isinstance(statistic, Grams):
-            reach = {m.name: by_blocks(m, statistic, values[m.name]) for m in measures}
+            intervals = {m.name: by_blocks(m, statistic, values[m.name]) for m in measures}
         elif rows is not None and rows.n >= 4:
-            reach = by_rows(measures, statistic, rows, widths, values, every=interval)
+            intervals = by_rows(measures, statistic, rows, widths, values, every=interval)
 
-    order = list(caveats.of_order(statistic, *sides))
+    order = list(caveats.of_order(statistic, order_samples, *sides))
     estimates = {}
     for measure in measures:
         value, by_chance = values[measure.name], chance.get(measure.name)
@@ -116,13 +116,13 @@ def evaluate(
             value,
             n=statistic.n,
             statistic=statistic.describe(),
-            interval=reach.get(measure.name, (None, None)),
+            interval=intervals.get(measure.name, (None, None)),
             chance=by_chance,
-            # Blocks of rows that come in an order are no fair sample, and cannot tell how far off they are.
+            # Blocks of rows that come in an order are no fair sample, so their error is unknown.
             block_error=None if order else from_all_rows(measure, statistic),
         )
         undefined = pairs[measure.name].undefined if measure.name in pairs else {}
-        said = [
+        notes = [
             *caveats.of_constants(statistic, *sides, constant_a, constant_b),
             *caveats.of_undefined(undefined, *sides),
             *caveats.of_widths(measure, statistic, *sides),
@@ -136,8 +136,8 @@ def evaluate(
             *caveats.of_chance(measure, estimate, by_chance, *sides, draws=draws, interval=interval),
             *([] if independent else [caveats.OF_POSITIONS]),
         ]
-        said += caveats.of_nan(value, said, *sides)
-        estimates[measure.name] = replace(estimate, caveats=tuple(said))
+        notes += caveats.of_nan(value, notes, *sides)
+        estimates[measure.name] = replace(estimate, caveats=tuple(notes))
     return estimates
 
 
@@ -146,13 +146,13 @@ def evaluate(
 
 @dataclass
 class PairValues:
-    """One measure's values over pairs of sites, and why some are missing."""
+    """One measure's values over pairs of sites, and the reasons why some are missing."""
 
     values: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     undefined: dict[tuple[int, int], str] = field(default_factory=dict)
 
     def matrix(self, shape: tuple[int, int]) -> Tensor:
-        """NaN where there is no value; placed all at once, so that no pair waits for the device."""
+        """The values, NaN where there is none; placed all at once, so that no pair waits for the device."""
         if not self.values:
             return torch.full(shape, torch.nan, dtype=torch.float64)
         stacked = torch.stack([value.double() for value in self.values.values()])
@@ -170,14 +170,14 @@ def by_pair(
     *,
     once: bool = False,
 ) -> dict[str, PairValues]:
-    """All measures on one pair before the next, so that they share its factorisations; a site's own are made once.
+    """Evaluate measures pair by pair, all on one pair before the next, so that they share its factorisations.
 
-    On a CPU several pairs at a time. `widths` are those of the sites: rows that were projected no longer tell. `once`:
-    only pairs i ≤ j.
+    On a CPU several pairs run at a time. `widths` are those of the sites, which projected rows no longer have.
+    `once`: only pairs i ≤ j.
     """
-    made = {measure.name: PairValues() for measure in measures}
+    results = {measure.name: PairValues() for measure in measures}
     if not measures:
-        return made
+        return results
     pairs = [(i, j) for i in np.flatnonzero(defined_a).tolist() for j in np.flatnonzero(defined_b).tolist()]
     pairs = [(i, j) for i, j in pairs if i <= j or not once]
 
@@ -189,16 +189,16 @@ def by_pair(
                 check_widths(measure, widths[0][i], widths[1][j])
                 if measure.reads not in views:
                     views[measure.reads] = view_of(measure.reads, statistic, i, j)
-                made[measure.name].values[i, j] = measure(views[measure.reads])
+                results[measure.name].values[i, j] = measure(views[measure.reads])
             except (ValueError, ImportError, torch.linalg.LinAlgError, np.linalg.LinAlgError) as error:
-                made[measure.name].undefined[i, j] = str(error)
+                results[measure.name].undefined[i, j] = str(error)
 
     one_by_one = _on_gpu(statistic) or len(pairs) == 1
-    # Closed at once after an interrupt, too: a traceback that is kept would keep torch on one thread.
+    # Closed at once, also after an interrupt: a traceback that is kept would keep torch on one thread.
     with closing((done for done in map(of_pair, pairs)) if one_by_one else side_by_side(of_pair, pairs)) as in_turn:
-        for _ in track(in_turn, ", ".join(made), len(pairs), "pairs of sites"):
+        for _ in track(in_turn, ", ".join(results), len(pairs), "pairs of sites"):
             pass
-    return made
+    return results
 
 
 def _on_gpu(statistic: Statistic | PairViews) -> bool:
@@ -224,7 +224,7 @@ def view_of(kind: type, statistic: Statistic | PairViews, i: int, j: int) -> Cov
 
 
 def constant_sites(spread: Tensor, side: Side, slack: float = 1) -> np.ndarray:
-    """Sites whose features do not vary beyond rounding; an all-zero site has spread 0/0."""
+    """True for sites whose features vary by no more than rounding; an all-zero site has spread 0/0."""
     limits = [CONSTANT.get(dtype, CONSTANT_IN_FLOAT32) for dtype in side.dtypes] or [CONSTANT_IN_FLOAT32]
     return ~(spread.detach().cpu().numpy() > slack * np.array(limits))
 
@@ -242,7 +242,7 @@ def by_draws(
     draws: int,
     seed: int,
 ) -> dict[str, Chance]:
-    """For each measure that depends on the pairing: from shuffles within blocks, or of sampled rows."""
+    """Chance for each measure that depends on the pairing, from shuffles within blocks or of sampled rows."""
     measures = [m for m in measures if m.paired]
     if isinstance(statistic, Grams):
         return {
@@ -264,28 +264,28 @@ def by_draws(
     for measure in measures:
         if issubclass(measure.reads, Alignment):
             values[measure.name] = as_array(measure(rows.alignment(measure.reads)))
-            drawn[measure.name] = as_array(measure(rows.shuffled_alignment(measure.reads, shuffles)))
+            drawn[measure.name] = as_array(measure(rows.grams.shuffled(measure.reads, shuffles)))
     if others := [m for m in measures if m.name not in values]:
         shape, names = (len(rows.xs), len(rows.ys)), ", ".join(m.name for m in others)
         start = time.monotonic()
-        as_they_are = {
-            name: as_array(each.matrix(shape)) for name, each in by_pair(others, rows, widths, *defined).items()
+        unshuffled = {
+            name: as_array(pairs.matrix(shape)) for name, pairs in by_pair(others, rows, widths, *defined).items()
         }
-        # The first time takes longer than each draw, so this is a bound.
+        # The first evaluation takes longer than each draw, so this is an upper bound.
         if (seconds := (time.monotonic() - start) * draws) > LONG:
             warnings.warn(
-                f"{draws} draws of {names} may take up to {seconds / 60:.0f} minutes: fewer draws or sites, or "
-                "rows='mean', take less",
+                f"{draws} draws of {names} may take up to {seconds / 60:.0f} minutes; use fewer draws or sites, or "
+                "rows='mean'",
                 stacklevel=2,
             )
-        each_draw: dict[str, list[Array]] = {name: [] for name in as_they_are}
+        shuffled: dict[str, list[Array]] = {name: [] for name in unshuffled}
         with Progress(f"chance for {names}", draws, "draws") as bar:
             for shuffle in shuffles:
-                for name, each in by_pair(others, rows.shuffled(shuffle), widths, *defined).items():
-                    each_draw[name].append(as_array(each.matrix(shape)))
+                for name, pairs in by_pair(others, rows.shuffled(shuffle), widths, *defined).items():
+                    shuffled[name].append(as_array(pairs.matrix(shape)))
                 bar.advance()
-        values |= as_they_are
-        drawn |= {name: np.stack(arrays) for name, arrays in each_draw.items()}
+        values |= unshuffled
+        drawn |= {name: np.stack(arrays) for name, arrays in shuffled.items()}
     return {m.name: replace(judged(m, values[m.name], drawn[m.name]), rows=fewer) for m in measures}
 
 
@@ -298,7 +298,7 @@ def by_rows(
     *,
     every: bool,
 ) -> dict[str, Interval]:
-    """From the rows themselves; for cosines of Gram matrices, or for every measure."""
+    """Intervals from the rows themselves, for cosines of Gram matrices, or with `every` for all measures."""
     p, q = (sum(widths) for widths in sample.widths)
     cheap = sample.n * min(p * q, sample.n * (p + q)) <= CHEAP
     wanted = [m for m in measures if every or (cheap and issubclass(m.reads, Alignment))]
@@ -320,17 +320,17 @@ def by_rows(
 def _pair_by_pair(
     measures: Sequence[Measure], sample: Sample, widths: Widths, defined: Sequence[Array], count: int
 ) -> dict[str, Error]:
-    """From halves and quarters of the rows; by the jackknife where these are too few rows, which is rather too wide."""
+    """Errors from halves and quarters of the rows; where these are too few rows, from the jackknife, which is wider."""
 
     def evaluated(kept: Array, some: Sequence[Measure]) -> dict[str, Array]:
-        """For each measure its values (…, A, B) on the rows of the groups that are kept (…, groups)."""
+        """The values (…, A, B) of each measure on the rows of the groups that are kept (…, groups)."""
         parts: dict[str, list[Array]] = {m.name: [] for m in some}
-        flat, group = kept.reshape(-1, kept.shape[-1]), np.arange(sample.n) % kept.shape[-1]
+        flat, group = kept.reshape(-1, kept.shape[-1]), dealt_evenly(sample.n, kept.shape[-1]).numpy()
         with Progress(f"intervals for {', '.join(parts)}", len(flat), "parts of the rows") as bar:
             for groups in flat:
                 part = sample.without(torch.from_numpy(np.flatnonzero(~groups[group])))
-                for name, each in by_pair(some, part, widths, defined[0], defined[1]).items():
-                    parts[name].append(as_array(each.matrix((len(part.xs), len(part.ys)))))
+                for name, pairs in by_pair(some, part, widths, defined[0], defined[1]).items():
+                    parts[name].append(as_array(pairs.matrix((len(part.xs), len(part.ys)))))
                 bar.advance()
         stacked = {name: np.stack(values) for name, values in parts.items()}
         return {name: values.reshape(*kept.shape[:-1], *values.shape[1:]) for name, values in stacked.items()}
@@ -344,5 +344,5 @@ def _pair_by_pair(
     doubtful = [m for m in measures if m.name not in errors or not errors[m.name][1].all()]
     left = evaluated(~np.eye(count, dtype=bool), doubtful) if doubtful else {}
     jackknifed = {name: by_jackknife(values) for name, values in left.items()}
-    sure = {name: error.where(holds, jackknifed.get(name, error)) for name, (error, holds) in errors.items()}
-    return jackknifed | sure
+    errors_of = {name: error.where(holds, jackknifed.get(name, error)) for name, (error, holds) in errors.items()}
+    return jackknifed | errors_of

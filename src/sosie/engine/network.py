@@ -1,12 +1,12 @@
-"""What is compared: a model with what it is fed, or activations that were saved. Both hand over rows chunk by chunk."""
+"""The sources of rows: a model with its inputs, or saved activations. Both give rows chunk by chunk."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +19,7 @@ from ..capture import (
     ActivationFile,
     Chunk,
     Masks,
+    NoRows,
     Rule,
     Site,
     Watch,
@@ -28,7 +29,6 @@ from ..capture import (
     cut,
     explain_types,
     gives_several_rows,
-    join,
     kept_attributes,
     model_arguments,
     named_arguments,
@@ -43,25 +43,27 @@ from ..capture import (
     watch,
     without_labels,
 )
+from ..capture.batches import rebuild_named, with_tensors
 from ..models import NamedModel, open_model, weights_of, with_name
-from ..process_state import kept_random_state, other_random_state, random_state
+from ..process_state import kept_random_state
 from ..results import Side
 from ..stats import is_statistics as is_statistics_file
+from .mixing import TRIED, MixingTest, by_input, tried_of
 from .provenance import Digest, describe_inputs, describe_model, digest_of
 
 Sink = Callable[[str, Tensor], Any]
 RowSample = dict[str, list[list[float]]]  # by site, for each of the first few inputs: its size, and a weighted sum
-# Share of their size by which the rows of one input may differ on another machine, by the type of the weights. As
-# measured for networks of 11 to 56 layers, in float32 the threads, the number of inputs and the kernels of a CPU change
-# 2e-6, and TF32, which a GPU may take, 3e-3; in bfloat16 the kernels of a CPU change up to 0.021.
+# Share of their size by which the rows of one input may differ on another machine, by the type of the weights. Measured
+# for networks of 11 to 56 layers: in float32 the threads, the number of inputs and the kernels of a CPU change 2e-6,
+# and TF32, which a GPU may use, 3e-3; in bfloat16 the kernels of a CPU change up to 0.021.
 TOLERATED = {torch.float64: 1e-9, torch.float32: 0.01}
 TOLERATED_COARSE = 0.05
-OUTPUT = "output"  # the site of what a model answers
+OUTPUT = "output"  # the site of a model's output
 
 
 @dataclass
 class Network:
-    """A model with what it is fed: which sites are watched, how inputs are prepared, how activations become rows."""
+    """A model with its watched sites, how its inputs are prepared, and how its activations become rows."""
 
     model: nn.Module
     name: str
@@ -70,7 +72,7 @@ class Network:
     prepare: Callable[[Any], Any] | None = None
     inputs: Callable[[Any], Any] | None = None
     device: str | torch.device | None = None
-    weights: str = ""  # where they come from, if that is known
+    weights: str = ""  # their origin, if known
 
     def __post_init__(self) -> None:
         self._seen: Watch | None = None
@@ -79,54 +81,51 @@ class Network:
         self._masks = Masks(None)
         self._counts: dict[str, Tensor] = {}
         self._widths: dict[str, int] = {}
-        self._usual: dict[str, Tensor] | None = None  # numbers of the few inputs that were tried, by site
-        self._second = 0  # which input the second of them is,
-        self._whole: Chunk | None = None  # the chunk of the pass that it comes in,
-        self._among: dict[str, Tensor] = {}  # and its numbers there
-        self.largest: dict[str, float] = {}  # number among the first few inputs at each site
-        self.tokens: Tensor | None = None  # those of the last chunk that this model's own `prepare` made of text
+        self._mixing = MixingTest()
+        self.largest: dict[str, float] = {}  # by site, the largest number among the first few inputs
+        self.tokens: Tensor | None = None  # of the last chunk, if this model's own `prepare` made them of text
 
     @classmethod
     def of(
         cls, thing: Any, *, name: str | None = None, prepare: Any = None, otherwise: str = "", **options: Any
     ) -> Self:
-        """From a module or a specification; a specification brings a name and a normalisation of its own.
+        """Make a network from a module, or from a specification, which has a name and a normalisation.
 
-        `otherwise` ends the error for anything else: what could be given instead.
+        `otherwise` ends the error for anything else: the other things that are accepted.
         """
         if isinstance(thing, (str, os.PathLike)):
             thing = open_model(str(thing))
         weights = weights_of(thing)
-        model, own, prepare = with_name(thing, prepare)
+        model, known_as, prepare = with_name(thing, prepare)
         if not isinstance(model, nn.Module):
             raise TypeError(
-                f"{own} is not a model: give a torch.nn.Module, a specification like 'tiny10@weights.safetensors'"
+                f"{known_as} is not a model: give a torch.nn.Module, a specification like 'tiny10@weights.safetensors'"
                 + otherwise
             )
-        return cls(model, name or own, prepare=prepare, weights=weights, **options)
+        return cls(model, name or known_as, prepare=prepare, weights=weights, **options)
 
     def identity(self) -> object:
-        """Equal for networks that would hand over the same rows."""
-        chosen = [(name, sorted(wanted.calls or ())) for name, wanted in select(self.model, self.sites).items()]
-        return id(self.model), repr(chosen), id(self.prepare)
+        """A value that is equal for networks that give the same rows."""
+        sites = [(name, sorted(site.calls or ())) for name, site in select(self.model, self.sites).items()]
+        return id(self.model), repr(sites), id(self.prepare)
 
     def describe(self) -> str:
         return describe_model(self.model, self.name, self.weights, describe_inputs(self.prepare))
 
     def digest(self) -> str:
-        """Of the weights, and of how inputs are prepared for them."""
+        """The digest of the weights and of how inputs are prepared."""
         return self.begun_digest().read()
 
     def begun_digest(self) -> Digest:
-        """The same, to be read later: until then a GPU is not waited for."""
+        """The digest, to be read later: until then a GPU is not waited for."""
         return Digest({**self.model.state_dict(), "prepare": _stable_name(self.prepare)})
 
     @property
     def home(self) -> torch.device:
         """The device of the model's first parameter or buffer; the CPU for a model without any."""
-        return self._own_device() or torch.device("cpu")
+        return self._device() or torch.device("cpu")
 
-    def _own_device(self) -> torch.device | None:
+    def _device(self) -> torch.device | None:
         first = next(itertools.chain(self.model.parameters(), self.model.buffers()), None)
         return None if first is None else first.device
 
@@ -137,13 +136,13 @@ class Network:
 
     @contextmanager
     def borrowed(self) -> Iterator[Network]:
-        """The model in eval mode and on its device, without gradients; afterwards as it was."""
+        """Put the model in eval mode and on its device, without gradients; restore it afterwards."""
         with restored_after_errors(self.model), as_found(self.model, self.device):
             yield self
 
     @contextmanager
     def opened(self) -> Iterator[Network]:
-        """The same, with its sites watched."""
+        """As `borrowed`, with the sites watched."""
         axes = needs_axes(self.rows)
         with self.borrowed(), watch(self.model, self.sites, sink=self._receive, axes=axes) as self._seen:
             try:
@@ -152,22 +151,22 @@ class Network:
                 self._seen = None
 
     def arguments(self, chunk: Chunk) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the model is called with: copies, on its device; where it has none, on that of the data."""
+        """The arguments of a call: copies on the model's device, or on that of the data if the model has none."""
         return model_arguments(
-            chunk.batch, model=self.model, inputs=self.inputs, prepare=self.prepare, device=self._own_device()
+            chunk.batch, model=self.model, inputs=self.inputs, prepare=self.prepare, device=self._device()
         )
 
     def masks(self, batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Masks:
-        """Which tokens are padding, by the arguments of a call and the batch they came from."""
+        """The masks of padded tokens, from the arguments of a call and the batch that they came from."""
         named = named_arguments(self.model, args, kwargs)
-        # What `inputs` made of the batch comes first; else the batch's own mask, which is on the CPU already.
+        # The result of `inputs` comes first; without it the mask of the batch, which is on the CPU already.
         return Masks.of(
             *((named, batch) if self.inputs else (batch, named)),
             unread=lambda: None if callable(self.rows) else unread_mask(self.model, named),
         )
 
     def outputs(self, chunk: Chunk) -> Tensor:
-        """What the model answers to the inputs of a chunk, as a dense tensor."""
+        """The model's output for the inputs of a chunk, as a dense tensor."""
         with self._named_in_errors(chunk):
             args, kwargs = self.arguments(chunk)
             output = self.model(*args, **kwargs)
@@ -175,12 +174,12 @@ class Network:
         if answer is None:
             raise ValueError(f"{self.name} returned no tensor but {type(output).__name__}")
         answer = answer if answer.layout == torch.strided else answer.to_dense()
-        if self._usual is not None and self._seen is None and answer.ndim and len(answer) == chunk.count:
-            self._keep_tried(chunk, OUTPUT, answer)
+        if self._mixing.usual and self._seen is None and answer.ndim and len(answer) == chunk.count:
+            self._mixing.keep(chunk, OUTPUT, answer, None)
         return answer
 
     def read(self, chunk: Chunk, sink: Sink) -> list[Any]:
-        """Run a chunk and return what the sink makes of the rows of each site, in execution order."""
+        """Run a chunk and return the sink's result for the rows of each site, in execution order."""
         watched = self._watched()
         self._sink, self._chunk = sink, chunk
         try:
@@ -210,6 +209,12 @@ class Network:
         """Called by the watch inside the forward pass, once for each site."""
         chunk, label, mask = self._chunk, site.label, self._masks.at(site, activation)
         assert chunk is not None and self._sink is not None  # noqa: PT018
+        if torch._C._functorch.is_batchedtensor(activation):
+            raise NoRows(
+                label,
+                "is called inside torch.vmap, where its activation cannot be read",
+                "Choose a site outside, or compare the members one by one",
+            )
         rows = to_rows(activation.detach(), self.rows, site=site, inputs=chunk.count, mask=mask)
         width = rows.shape[1]
         if self._widths.setdefault(label, width) != width:
@@ -221,27 +226,19 @@ class Network:
         if gives_several_rows(self.rows):
             whole = torch.full((chunk.count,), len(rows) // chunk.count)
             self._counts[label] = whole if mask is None or activation.ndim != 3 else (mask != 0).sum(1)
-        if self._usual is not None:
-            self._keep_tried(chunk, label, rows)
+        if self._mixing.usual:
+            self._mixing.keep(chunk, label, rows, self._counts.get(label))
         return self._sink(label, rows)
-
-    def _keep_tried(self, chunk: Chunk, site: str, rows: Tensor) -> None:
-        """Of a whole chunk with the input that was tried, what it makes of that one: see `mixing_in_pass`."""
-        at = self._second - chunk.start
-        if self._whole is None and chunk.count > TRIED and 0 <= at < chunk.count:
-            self._whole = chunk
-        if chunk is self._whole:
-            self._among[site] = of_input(rows, at, self._counts.get(site))
 
     def _watched(self) -> Watch:
         if self._seen is None:
             raise RuntimeError(f"{self.name} is not being watched")
         return self._seen
 
-    # What is learnt before the pass
+    # Before the pass
 
     def look(self, batch: Any) -> Side:
-        """Run a few inputs of the first batch to learn the sites; the model is as before afterwards."""
+        """Run a few inputs of the first batch to learn the sites; the model is restored afterwards."""
 
         def first_rows(site: str, rows: Tensor) -> tuple[tuple[int, str], Tensor, Tensor]:
             largest = torch.linalg.vector_norm(rows, torch.inf).double()
@@ -251,63 +248,49 @@ class Network:
         with kept_random_state(), kept_attributes(self.model):
             looks = self.read(Chunk(cut(batch, start, stop), start, stop - start), first_rows)
         labels = [site.label for site in self._watched().sites]
-        self._usual = {label: rows for label, (_, rows, _) in zip(labels, looks, strict=True)}
-        # The largest numbers are read from the device all at once.
-        largest = torch.stack([most.to(looks[0][2].device) for _, _, most in looks])
+        self._mixing.usual = {label: rows for label, (_, rows, _) in zip(labels, looks, strict=True)}
+        largest = torch.stack([most.to(looks[0][2].device) for _, _, most in looks])  # one read from the device
         self.largest = dict(zip(labels, largest.tolist(), strict=True))
         side = _side(self.name, self._watched().sites, [form for form, _, _ in looks])
         return replace(side, left_out=tuple(self.left_out.items()))
 
     def sampled_rows(self, batch: Any) -> RowSample:
-        """What the first few inputs of a batch give, in a few numbers; nothing of sites where two forwards differ."""
+        """A few numbers of the rows of the first few inputs; none at sites where two forwards differ."""
         count = min(TRIED, count_inputs(batch))
         few, labels = Chunk(cut(batch, 0, count), 0, count), [site.label for site in self._watched().sites]
 
         def run() -> RowSample:
             with kept_attributes(self.model):
                 numbers = self.read(few, lambda site, rows: _numbers(rows, count, self._counts.get(site)))
-            return dict(zip(labels, (each.tolist() for each in numbers), strict=True))
+            return dict(zip(labels, (sample.tolist() for sample in numbers), strict=True))
 
         with kept_random_state():
-            once, again = run(), run()
-        return {label: once[label] for label in labels if not unlike(once, again, label, self.tolerated())}
+            first, second = run(), run()
+        return {label: first[label] for label in labels if not unlike(first, second, label, self.tolerated())}
 
     def tolerated(self) -> float:
-        """By how much rows may differ on another machine."""
+        """The share of their size by which rows may differ on another machine."""
         if torch.is_autocast_enabled(self.home.type):
             return TOLERATED_COARSE
         types = types_of(self.model) or {torch.float32}
-        return max(TOLERATED.get(each, TOLERATED_COARSE) for each in types)
+        return max(TOLERATED.get(dtype, TOLERATED_COARSE) for dtype in types)
 
     @property
     def left_out(self) -> dict[str, str]:
-        """Sites that were not named one by one and gave no rows, with the reason; of a model that is being watched."""
+        """Sites of a watched model that were not named one by one and gave no rows, with the reason."""
         return self._watched().left_out
 
     def mixing(self, batch: Any) -> str | None:
-        """Whether the inputs of a batch are mixed, in words; None: they are not. At the sites, if they are watched."""
-
-        def read(chunk: Chunk) -> dict[str, Tensor]:
-            numbers = self._read_by_input(chunk)
-            self._usual = self._usual or numbers  # the first run is of the inputs as they are
-            return numbers
-
-        self._second = tried_of(batch)[0] + 1
-        return mixing_note(self.name, self.model, batch, read, self._usual)
+        """A note if the model mixes the inputs of a batch, at its watched sites or else at its output; None if not."""
+        return self._mixing.before(self.name, self.model, batch, self._read_by_input)
 
     def mixing_in_pass(self) -> str | None:
-        """The same for models that keep few inputs apart and mix many, once the pass has come by what was tried.
+        """The note of `mixing`, or once the pass has read the same inputs, one on models that mix only many inputs."""
+        return self._mixing.after(self.name, self.model, self._read_by_input)
 
-        If an input came out otherwise in its chunk, which may be rounding or chance, the chunk is tried as a whole.
-        """
-        if self._usual is None or self._whole is None:
-            return None
-        usual = {site: rows for site, rows in self._usual.items() if site in self._among}
-        among, self._usual = {site: self._among[site] for site in usual}, None
-        if not differ(self.model, usual, among, (1, 0)):
-            return None
-        at = self._second - self._whole.start
-        return mixing_note(self.name, self.model, self._whole.batch, self._read_by_input, at=at)
+    def note_after_pass(self) -> str | None:
+        """The same after the last chunk; also on models that keep state from batch to batch."""
+        return self.mixing_in_pass() or self._mixing.state_after(self.name, self.model, self._read_by_input)
 
     def _read_by_input(self, chunk: Chunk) -> dict[str, Tensor]:
         if self._seen is None:
@@ -316,11 +299,11 @@ class Network:
         return dict(zip((site.label for site in self._watched().sites), values, strict=True))
 
     def per_input(self) -> dict[str, int]:
-        """Rows that one input gives at each site."""
+        """The number of rows per input, by site."""
         return {site.label: rows_per_input(site, self.rows) for site in self._watched().sites}
 
     def counts(self) -> dict[str, Tensor]:
-        """Where an input gives several rows, how many each of the last chunk gave, by site; else nothing."""
+        """If an input gives several rows: the number for each input of the last chunk, by site; else empty."""
         return self._counts
 
 
@@ -336,7 +319,7 @@ class SavedActivations:
 
     def __post_init__(self) -> None:
         self._sites = self.saved.select(self.sites)
-        self.largest: dict[str, float] = {}  # not looked for
+        self.largest: dict[str, float] = {}  # not known
 
     def identity(self) -> object:
         return id(self.saved), self._sites
@@ -354,18 +337,19 @@ class SavedActivations:
     def on_cpu(self) -> bool:
         return self.device is None or torch.device(self.device).type == "cpu"
 
-    def opened(self) -> AbstractContextManager[Any]:
-        return nullcontext(self)
+    @contextmanager
+    def opened(self) -> Iterator[SavedActivations]:
+        yield self
 
     def look(self, batch: Any) -> Side:
         few = Chunk(None, 0, min(TRIED, self.saved.n))
         return _side(self.name, self._sites, self.read(few, lambda _, rows: _form(rows)))
 
     def sampled_rows(self, batch: Any) -> RowSample:
-        """What the first few inputs give, in a few numbers."""
+        """A few numbers of the rows of the first few inputs."""
         few = Chunk(None, 0, min(TRIED, self.saved.n))
-        numbers = self.read(few, lambda _, rows: _numbers(rows, few.count))
-        return dict(zip((site.label for site in self._sites), (each.tolist() for each in numbers), strict=True))
+        numbers = self.read(few, lambda _, rows: _numbers(rows, few.count).tolist())
+        return dict(zip((site.label for site in self._sites), numbers, strict=True))
 
     def tolerated(self) -> float:
         return TOLERATED[torch.float32]
@@ -374,14 +358,14 @@ class SavedActivations:
         return {site.label: rows_per_input(site, self.rows) for site in self._sites}
 
     def counts(self) -> dict[str, Tensor]:
-        return {}  # every input gives as many rows, as `per_input` says
+        return {}  # every input gives as many rows as `per_input` says
 
     def row_bytes(self) -> dict[str, int]:
-        """What one input takes at each site, in double precision."""
+        """Bytes per input in double precision, by site."""
         return {site.label: 8 * math.prod(site.shape) for site in self._sites}
 
     def activations(self, start: int, stop: int) -> dict[str, Tensor]:
-        """The activations of some inputs as they were saved, by site."""
+        """The saved activations of some inputs, by site."""
         return {site.label: self.saved.activation(site.label, start, stop) for site in self._sites}
 
     def read(self, chunk: Chunk, sink: Sink) -> list[Any]:
@@ -390,18 +374,18 @@ class SavedActivations:
             raise ValueError(
                 f"need paired rows: {self.name} has {self.saved.n} saved, but the data goes on to input {stop}"
             )
-        made = []
+        values = []
         for site in self._sites:
             rows = self.saved.rows(site.label, chunk.start, stop, rule=self.rows)
-            made.append(sink(site.label, rows if self.device is None else rows.to(self.device)))
-        return made
+            values.append(sink(site.label, rows if self.device is None else rows.to(self.device)))
+        return values
 
 
 Source = Network | SavedActivations
 
 
 def meeting_place(device: torch.device) -> torch.device:
-    """Where what networks give is joined: the first one's device, if it can count in float64."""
+    """The device where rows of all sources meet: that of the first ones, or the CPU if it has no float64."""
     return device if device.type in ("cpu", "cuda") else torch.device("cpu")
 
 
@@ -415,30 +399,54 @@ def _side(name: str, sites: Sequence[Site], forms: Sequence[tuple[int, str]]) ->
 
 
 def _numbers(rows: Tensor, inputs: int, counts: Tensor | None = None) -> Tensor:
-    """(inputs, 2): the length of all numbers of an input, and their sum with weights that tell their order."""
+    """(inputs, 2): the norm of all numbers of an input, and their sum with weights that depend on their order."""
     parts = rows.detach().cpu().double().split(len(rows) // inputs if counts is None else counts.tolist())
     flat = [part.flatten() for part in parts]
-    sums = [each @ torch.arange(len(each), dtype=each.dtype, device="cpu").cos() for each in flat]
-    return torch.stack([torch.stack([each.norm(), total]) for each, total in zip(flat, sums, strict=True)])
+    weights = (torch.arange(len(numbers), dtype=torch.float64, device="cpu").cos() for numbers in flat)
+    return torch.stack([torch.stack([x.norm(), x @ w]) for x, w in zip(flat, weights, strict=True)])
 
 
-def unlike(one: RowSample, other: RowSample, site: str, tolerated: float) -> bool:
-    """Whether the same inputs gave other rows at a site, by more than rounding; sites that only one has say nothing."""
-    pairs = zip(one.get(site, ()), other.get(site, ()), strict=False)  # a first batch may hold fewer inputs
+def unlike(first: RowSample, second: RowSample, site: str, tolerated: float) -> bool:
+    """Whether the rows of the same inputs differ at a site by more than rounding; False for a site that one lacks."""
+    pairs = zip(first.get(site, ()), second.get(site, ()), strict=False)  # a first batch may hold fewer inputs
     return any(abs(x - y) > tolerated * max(a[0], b[0]) for a, b in pairs for x, y in zip(a, b, strict=False))
 
 
+def made_up_inputs(batch: Any) -> tuple[Any, str]:
+    """Inputs in the structure of a batch that do not depend on its content, and their shapes in words."""
+    shapes: list[str] = []
+
+    def made_up(name: str, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            shapes.append(f"{name} {len(leaf)}")
+            return ["a" if isinstance(item, str) else item for item in leaf]
+        shapes.append(f"{name} {leaf.dtype} {tuple(leaf.shape)}")
+        if leaf.is_floating_point():  # between 0 and 1, as images are
+            random = torch.Generator().manual_seed(0)
+            return torch.rand(leaf.shape, generator=random, dtype=torch.float64).to(leaf.device, leaf.dtype)
+        # Any table of embeddings has a row 0; a mask of ones leaves nothing out.
+        return torch.ones_like(leaf) if "mask" in name else torch.zeros_like(leaf)
+
+    return rebuild_named(made_up, with_tensors(batch)), "; ".join(shapes)
+
+
 def _stable_name(function: Callable[[Any], Any] | None) -> str:
-    """A name that is the same in every process: a plain repr may hold an address in memory."""
+    """A name that is the same in every process, where a plain repr may hold an address in memory."""
     name = getattr(function, "__qualname__", None) or repr(function)
     return type(function).__qualname__ if " at 0x" in name else name
 
 
-# From what the user gives to what is compared
+# From the arguments of `compare` to sources
+
+
+def mixing_notes(sources: Iterable[Any]) -> tuple[str, ...]:
+    """The notes on networks that mix the inputs of a batch, each once."""
+    notes = (source.mixing_in_pass() for source in sources if isinstance(source, Network))
+    return tuple(dict.fromkeys(filter(None, notes)))
 
 
 def number_duplicates(sources: Sequence[Any]) -> None:
-    """Number things whose `name`, which a result shows, is the same."""
+    """Number the sources that have the same name."""
     names = [source.name for source in sources]
     for k, source in enumerate(sources):
         if names.count(names[k]) > 1:
@@ -446,10 +454,10 @@ def number_duplicates(sources: Sequence[Any]) -> None:
 
 
 def things_and_data(model_a: Any, model_b: Any, data: Any) -> tuple[list[Any], Any]:
-    """The things to compare and the data, from (a, b, data) or ([a, b, c], data)."""
+    """The things to compare, and the data, from (a, b, data) or ([a, b, c], data)."""
     if isinstance(model_a, (list, tuple)) and not isinstance(model_a, nn.Module):
         if data is not None and model_b is not None:
-            raise TypeError("with several models there is no second one: give ([m1, m2, m3], data)")
+            raise TypeError("with several models there is no second one: write ([m1, m2, m3], data)")
         if len(model_a) < 2 and not (model_a and is_statistics(model_a[0])):
             raise ValueError(f"need at least two models to compare, got {len(model_a)}")
         return list(model_a), model_b if data is None else data
@@ -461,26 +469,20 @@ def things_and_data(model_a: Any, model_b: Any, data: Any) -> tuple[list[Any], A
 
 
 def for_each(names: str, count: int, a: Any, b: Any, both: Any = None) -> list[Any]:
-    """An option of every model, from those of A, of B, and of both; of more than two models that of A is for all."""
+    """An option of every model, from that of A, of B and of both; with more than two models, A's is for all."""
     if count != 2 and b is not None:
         raise ValueError(f"with more than two models, {names}_a is for all of them; leave {names}_b out")
-    a, b = (both if own is None else own for own in (a, b))
+    a, b = (both if option is None else option for option in (a, b))
     return [a, b] if count == 2 else [a] * count
 
 
-# What is neither a model nor activations knows how to compare itself: in the package that its kind of file names.
-ROOMS = {"sketch": "sosie.sketching"}
-
-
-def room_of(thing: Any) -> Any:
-    """The package that compares such things, for an object or a file; None for models, activations and statistics."""
+def package_of(thing: Any) -> Any:
+    """The package that compares a sketch, or a file of one; None for models, activations and statistics."""
     if isinstance(thing, (str, os.PathLike)):
-        if Path(thing).suffix != ".safetensors":
-            return None
-        kinds = [kind for kind in ROOMS if is_statistics_file(thing, kind=kind)]
+        sketched = Path(thing).suffix == ".safetensors" and is_statistics_file(thing, kind="sketch")
     else:
-        kinds = [kind for kind in ROOMS if getattr(type(thing), "kind", None) == kind]
-    return import_module(ROOMS[kinds[0]]) if kinds else None
+        sketched = getattr(type(thing), "kind", None) == "sketch"
+    return import_module("sosie.sketching") if sketched else None  # by name: the engine imports no room
 
 
 def is_statistics(thing: Any) -> bool:
@@ -488,20 +490,20 @@ def is_statistics(thing: Any) -> bool:
 
 
 def is_array_file(text: str | os.PathLike[str]) -> bool:
-    """Whether a text names a file of arrays, rather than a model with weights from such a file."""
+    """Whether a text names a file of arrays rather than a model with weights from such a file."""
     path = Path(text)
     return path.suffix in (".npz", ".safetensors") and ("@" not in str(text) or path.is_file())
 
 
 def open_source(text: str | os.PathLike[str], *, seed: int = 0) -> NamedModel | ActivationFile | str:
-    """What a text names: a model, saved activations, or (as it is) a file of saved statistics or a sketch."""
-    if is_statistics(text) or room_of(text) is not None:
+    """The model or saved activations that a text names; a file of statistics or a sketch is returned as a text."""
+    if is_statistics(text) or package_of(text) is not None:
         return str(text)
     return open_activations(text) if is_array_file(text) else open_model(str(text), seed=seed)
 
 
 def open_network(thing: Any, *, sites: Any, rows: Rule, prepare: Any, inputs: Any, device: Any) -> Source:
-    """A network from a module or specification, saved activations from {site: array} or a file of them."""
+    """A network from a module or specification, or saved activations from {site: array} or a file of arrays."""
     if isinstance(thing, (str, os.PathLike)):
         thing = open_source(thing)
     if isinstance(thing, Mapping):
@@ -512,136 +514,4 @@ def open_network(thing: Any, *, sites: Any, rows: Rule, prepare: Any, inputs: An
         ", or saved activations ({site: array}, .npz, .safetensors). Data come third: compare(model, model, data) "
         "compares the layers of one network"
     )
-    options = {"sites": sites, "rows": rows, "inputs": inputs, "device": device}
-    return Network.of(thing, prepare=prepare, otherwise=otherwise, **options)
-
-
-# Whether a model mixes the inputs of a batch: then what it makes of an input depends on the batch that it came in
-
-TRIED = 4  # inputs of the first batch that a model is run on before all others
-AMONG = 64  # they are the last of so many: a model may mix an input with one far before it
-FEWEST = 3  # one that is looked at, one before and one behind it
-NUMBERS = 4096  # of each input and site that are compared
-# By how much an activation may change without mixing: a share of the difference between two inputs, or of its own size,
-# whichever is more. The latter is ten times what a product loses, in TF32 on a GPU. Batches of one shape take the same
-# kernels and hardly differ at all, but tokens, say, may be padded to another length.
-OF_DIFFERENCE = {torch.float64: 1e-6, torch.float32: 1e-2}
-OF_SIZE = {("cpu", torch.float64): 1e-12, ("cpu", torch.float32): 1e-5, ("cuda", torch.float64): 1e-12}
-COARSE_DIFFERENCE, COARSE_SIZE = 0.1, 1e-2
-
-
-def mixing_note(
-    name: str,
-    model: nn.Module,
-    batch: Any,
-    read: Callable[[Chunk], dict[str, Tensor]],
-    usual: dict[str, Tensor] | None = None,
-    *,
-    at: int | None = None,
-) -> str | None:
-    """In words, the first site where an input's activation changes with the other inputs of its batch; None: nowhere.
-
-    A few inputs of the batch are run as they are, and once more with copies of the second in place of all others: the
-    second stays where it was, and may not change. `read` runs the model and gives `by_input` of every site, in
-    execution order. Each run starts from the same random state and the same attributes of the model, which are put
-    back. `usual`: what the run as they are gave, if that was done in the same way already. `at`: the whole batch is
-    run instead of a few, and this input of it takes the part of the second.
-    """
-    start, stop = tried_of(batch) if at is None else (0, count_inputs(batch))
-    count, at = stop - start, 1 if at is None else at
-    unknown = f"{name}: not known whether inputs of a batch are mixed"
-    if count < FEWEST:
-        return f"{unknown}: the first batch has {count} of them, and it takes {FEWEST} to tell"
-
-    drew = False
-
-    def run(given: Any, state: Callable[[], AbstractContextManager[None]] = kept_random_state) -> dict[str, Tensor]:
-        nonlocal drew
-        with state(), kept_attributes(model):
-            before = random_state()
-            numbers = read(Chunk(given, 0, count))
-            drew = drew or random_state() != before
-        return numbers
-
-    try:
-        few = cut(batch, start, stop)
-        usual = usual or run(few)
-        changed = differ(model, usual, run(join([cut(few, at, at + 1)] * count)), (at, at))
-        itself = differ(model, usual, run(few), (at, at)) if changed else []
-        # Some models draw numbers that they do not use.
-        drawn = differ(model, usual, run(few, other_random_state), (at, at)) if drew and not changed else []
-    except Exception as error:  # a model may take batches of one size only; if it takes none, the pass itself will tell
-        return f"{unknown}: it could not be run on {count} of them ({error})"
-    mixed = [site for site in changed if site not in itself]
-    if mixed:
-        return (
-            f"{name} mixes the inputs of a batch, at first at {mixed[0]!r}: what it makes of an input, and so every "
-            "value, depends on which others are in its batch"
-        )
-    if itself:
-        return (
-            f"{name}: two forwards of the same inputs differ at {itself[0]!r}: it draws random numbers, or keeps "
-            "something that could not be put back, so that its values may differ from run to run"
-        )
-    if drawn:
-        return (
-            f"{name} draws random numbers in evaluation mode, at first at {drawn[0]!r} (dropout that stays on, say): "
-            "its values depend on them, and differ with another random state"
-        )
-    return None
-
-
-def tried_of(batch: Any) -> tuple[int, int]:
-    """From which input to which of a first batch a model is run before all others."""
-    stop = min(AMONG, count_inputs(batch))
-    return max(0, stop - TRIED), stop
-
-
-def by_input(rows: Tensor, counts: Tensor | None = None) -> Tensor:
-    """Some of the numbers of each input, (inputs, numbers); `counts`: how many rows each input has, if not one."""
-    rows = rows.detach()
-    if counts is None or bool((counts == counts[0]).all()):
-        each = rows.reshape(len(rows) if counts is None else len(counts), -1)
-        return each[:, :: each.shape[1] // NUMBERS | 1].clone()  # an odd step, or it might stay within one channel
-    parts = [part.flatten()[:: part.numel() // NUMBERS | 1] for part in rows.split(counts.tolist())]
-    return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
-
-
-def of_input(rows: Tensor, at: int, counts: Tensor | None = None) -> Tensor:
-    """The same of one input alone, (1, numbers)."""
-    if counts is None:
-        return by_input(rows[at : at + 1])
-    start = int(counts[:at].sum())
-    return by_input(rows[start : start + int(counts[at])], counts[at : at + 1])
-
-
-def differ(model: nn.Module, one: dict[str, Tensor], other: dict[str, Tensor], at: tuple[int, int]) -> list[str]:
-    """The sites where an input, which has these numbers in two runs, differs by more than rounding."""
-    found = []
-    dtypes = {parameter.dtype for parameter in model.parameters()}
-    for site, a, b in zip(one, _on_cpu(one), _on_cpu(other), strict=True):
-        numbers = min(a.shape[1], b.shape[1])  # inputs of several lengths are padded to the longest
-        own, neighbour = a[at[0]], a[at[0] + 1 if at[0] + 1 < len(a) else at[0] - 1]
-        difference = (own[:numbers] - b[at[1], :numbers]).norm()
-        of_difference, of_size = _rounding(dtypes, one[site])
-        allowed = max(of_difference * (own - neighbour).norm(), of_size * own.norm())
-        if difference > allowed or (allowed.isfinite() and not difference.isfinite()):  # 0 / 0, say
-            found.append(site)
-    return found
-
-
-def _rounding(of_model: set[torch.dtype], numbers: Tensor) -> tuple[float, float]:
-    device = numbers.device.type
-    if torch.is_autocast_enabled(device):
-        return COARSE_DIFFERENCE, 10 * COARSE_SIZE
-    dtypes = {numbers.dtype, *of_model} if numbers.is_floating_point() else set()
-    of_difference = max((OF_DIFFERENCE.get(dtype, COARSE_DIFFERENCE) for dtype in dtypes), default=COARSE_DIFFERENCE)
-    return of_difference, max((OF_SIZE.get((device, dtype), COARSE_SIZE) for dtype in dtypes), default=COARSE_SIZE)
-
-
-def _on_cpu(run: dict[str, Tensor]) -> list[Tensor]:
-    """The numbers of all sites, brought over in one copy, for which a GPU is waited for once."""
-    home = next(iter(run.values())).device
-    flat = torch.cat([each.to(home).flatten() for each in run.values()]).to("cpu", torch.float64)
-    shapes = [each.shape for each in run.values()]
-    return [part.view(shape) for part, shape in zip(flat.split([s.numel() for s in shapes]), shapes, strict=True)]
+    return Network.of(thing, prepare=prepare, otherwise=otherwise, sites=sites, rows=rows, inputs=inputs, device=device)

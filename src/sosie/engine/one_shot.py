@@ -19,11 +19,11 @@ from ..stats import Atoms, LinearMaps, OutputSums, Reader, Sample, TensorPair, l
 from .caveats import of_lost_directions, of_widths
 from .evaluate import CONSTANT
 
-SQUARES = 1e-140, 1e145  # between these are sums of squares whose own squares float64 holds with all digits
+SQUARES = 1e-140, 1e145  # the range of sums of squares whose squares float64 holds with all digits
 
 
 def list_measures() -> list[dict[str, Any]]:
-    """Every measure with its facts: what it is, range, direction, invariances, cost, paper."""
+    """Return every measure with its facts: summary, range, direction, invariances, cost, paper."""
     return [measure.facts() for measure in MEASURES.values()]
 
 
@@ -38,20 +38,19 @@ def measure(
     kind: str = "auto",
     **options: Any,
 ) -> float:
-    """How alike two sets of paired rows are: x (n, p) and y (n, q), NumPy or torch; computed in float64.
+    """The value of a measure for two sets of paired rows, x (n, p) and y (n, q), NumPy or torch, in float64.
 
-    `inputs` is what the networks were given, for measures that need it. Warns where there are too few rows for the
-    width of one side.
+    `inputs`: the inputs of the networks, for measures that need them. Warns if there are too few rows for the width
+    of one side.
 
-    For measures of outputs x and y are (n,) class numbers, (n, classes) logits or probabilities, or numbers
-    (regression), and `labels` (n,) the right classes. `kind` says which: "logits", "probabilities", "labels" or
-    "regression". "auto" takes whole numbers (n,) for labels, rows that are nowhere negative and sum to 1 for
-    probabilities, other floating-point (n, classes) for logits and (n,) for regression, and asks where that is
-    ambiguous.
+    For measures of outputs, x and y are (n,) class numbers, (n, classes) logits or probabilities, or numbers
+    (regression), and `labels` (n,) the right classes. `kind` is "logits", "probabilities", "labels" or "regression".
+    "auto" reads whole numbers (n,) as labels, non-negative rows that sum to 1 as probabilities, other floating-point
+    (n, classes) as logits and (n,) as regression; ambiguous outputs raise an error.
 
-    For measures of weights x and y are (d, p) and (d, q), rows being the entries of the input, or lists of factors
-    (d, p₁), (p₁, p₂), … that are multiplied; for measures of tensors two of one shape, and for measures of atoms those
-    of one layer of two models that share its coefficients, (m, height, width).
+    For measures of weights, x and y are maps (d, p) and (d, q), with a row for each entry of the input, or lists of
+    factors (d, p₁), (p₁, p₂), … to be multiplied; for measures of tensors, two tensors of one shape; for measures of
+    atoms, the atoms (m, height, width) of one layer of two models that share its coefficients.
     """
     chosen = find(name)
     if options:
@@ -72,8 +71,8 @@ def measure(
         raise TypeError(f"{chosen.name} takes no inputs")
     if len(rows_x) < 2:
         raise ValueError(f"need at least 2 rows to compare, got {len(rows_x)}")
-    given = None if inputs is None else _rows(inputs, "inputs", True)[0].to(rows_x.device)
-    sample = Sample.of(rows_x, rows_y.to(rows_x.device), inputs=given)
+    input_rows = None if inputs is None else _rows(inputs, "inputs", True)[0].to(rows_x.device)
+    sample = Sample.of(rows_x, rows_y.to(rows_x.device), inputs=input_rows)
     for label, rows, squares in (("x", rows_x, squares_x), ("y", rows_y, squares_y)):
         if not _varies(rows, squares):
             raise ValueError(f"{label} does not vary: all {sample.n} rows are equal, so no similarity is defined")
@@ -93,24 +92,24 @@ def _of_outputs(chosen: Measure, x: Any, y: Any, inputs: Any, labels: Any, kind:
         raise TypeError(f"{chosen.name} takes no inputs")
     if labels is not None and "labels" not in chosen.needs:
         raise TypeError(f"{chosen.name} takes no labels")
-    outputs_x, outputs_y = (as_outputs(given, label) for given, label in ((x, "x"), (y, "y")))
+    outputs_x, outputs_y = as_outputs(x, "x"), as_outputs(y, "y")
     a, b = Reader("x", kind).read(outputs_x), Reader("y", kind).read(outputs_y.to(outputs_x.device))
     if not len(a):
         raise ValueError("no outputs to compare: x is empty")
     with torch.no_grad():
-        marks = None if labels is None else as_outputs(labels, "labels")
-        sums = OutputSums.join(a, b, marks, only=chosen.reads)
+        right = None if labels is None else as_outputs(labels, "labels")
+        sums = OutputSums.join(a, b, right, only=chosen.reads)
         try:
             return float(snap_to_bounds(chosen.from_outputs(sums), chosen))
         except ValueError as error:
             raise ValueError(f"{chosen.name}: {error}") from error
 
 
-def as_outputs(given: Any, label: str) -> Tensor:
-    """An array of answers as a tensor of its own type: whole numbers stay whole."""
-    if isinstance(given, Tensor):
-        return given.detach()
-    array = number_array(given, label)
+def as_outputs(values: Any, label: str) -> Tensor:
+    """An array of outputs as a tensor of its own type: whole numbers stay whole."""
+    if isinstance(values, Tensor):
+        return values.detach()
+    array = number_array(values, label)
     if array.dtype.kind == "c":
         raise TypeError(f"{label} must hold real numbers, got an array of {array.dtype}")
     if array.ndim == 0:
@@ -119,17 +118,17 @@ def as_outputs(given: Any, label: str) -> Tensor:
 
 
 def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
-    """Only read, never written to; but torch takes no array that is reversed, and warns of one that is read-only."""
+    """The array without a copy if possible: torch takes no reversed array, and warns about a read-only one."""
     plain = array.flags.writeable and all(step >= 0 for step in array.strides)
     return torch.from_numpy(array if plain else array.copy())
 
 
-def _real_numbers(given: Any, label: str) -> tuple[Tensor, float]:
-    """In float64, and the sum of their squares; complex, NaN and infinite ones are refused."""
-    if isinstance(given, Tensor):
-        numbers = given.detach()
+def _real_numbers(values: Any, label: str) -> tuple[Tensor, float]:
+    """Finite real numbers in float64, and the sum of their squares."""
+    if isinstance(values, Tensor):
+        numbers = values.detach()
     else:
-        array = number_array(given, label)
+        array = number_array(values, label)
         numbers = _tensor(array.astype(np.complex128 if array.dtype.kind == "c" else np.float64, copy=False))
     if numbers.is_complex():
         raise TypeError(f"{label} is complex ({numbers.dtype}); compare real and imaginary parts as columns")
@@ -140,16 +139,16 @@ def _real_numbers(given: Any, label: str) -> tuple[Tensor, float]:
     return numbers, total
 
 
-def _rows(given: Any, label: str, any_scale: bool) -> tuple[Tensor, float]:
-    """In float64, and the sum of their squares; of a scale that leaves room for products of four, if any will do."""
-    given = given if isinstance(given, Tensor) else number_array(given, label)
-    shape = tuple(given.shape)
+def _rows(values: Any, label: str, any_scale: bool) -> tuple[Tensor, float]:
+    """Rows in float64, and the sum of their squares; rescaled near 1 if the measure allows it and products need it."""
+    values = values if isinstance(values, Tensor) else number_array(values, label)
+    shape = tuple(values.shape)
     if len(shape) != 2:
         hint = "reshape(-1, 1)" if len(shape) == 1 else "flatten it to (rows, features)"
         raise ValueError(f"{label} must be (n, p), got shape {shape}: {hint}")
     if shape[1] == 0:
         raise ValueError(f"{label} has no columns: shape {shape}")
-    rows, total = _real_numbers(given, label)
+    rows, total = _real_numbers(values, label)
     if not SQUARES[0] <= total <= SQUARES[1] and bool(rows.any()):
         if any_scale:
             rows = near_one(rows)
@@ -162,22 +161,19 @@ def _rows(given: Any, label: str, any_scale: bool) -> tuple[Tensor, float]:
 
 
 def _varies(rows: Tensor, squares: float) -> bool:
-    """Whether rows differ by more than rounding, given the sum of all squares."""
-    # Σ‖x − mean‖² is at least half of any one squared distance, which settles it for all but nearly equal rows.
+    """Whether rows differ by more than rounding, from the rows and the sum of their squares."""
+    # Σ‖x − mean‖² is at least half of any squared distance, which decides for all but nearly equal rows.
     apart = (rows[: len(rows) // 2 + 1 : len(rows) // 2] - rows[-1]).square().sum(1).max()
     if bool(apart / 2 > CONSTANT["float64"] * squares):
         return True
     return bool(Sample.of(rows, rows).spread[0][0] > CONSTANT["float64"])
 
 
-# Measures of weights, on two maps or two tensors that are given as arrays
+# Measures of weights
 
 
 def _of_weights(chosen: Measure, x: Any, y: Any) -> float:
-    """The value for two maps (d, p) and (d, q), each a matrix or a list of factors; or for two tensors of one shape.
-
-    Of atoms, these are (m, height, width) of two models that share their coefficients.
-    """
+    """The value for two maps, two tensors or the atoms of two models; see `measure`."""
     with torch.no_grad():
         if issubclass(chosen.reads, LinearMaps):
             a, b = _map(x, "x"), _map(y, "y")
@@ -196,7 +192,7 @@ def _of_weights(chosen: Measure, x: Any, y: Any) -> float:
         if "scale" in chosen.invariant:
             a, b = near_one(a), near_one(b)
         else:
-            a, b = near_one(torch.stack([a, b.to(a.device)]))  # both by the same
+            a, b = near_one(torch.stack([a, b.to(a.device)]))  # both by the same factor
         value = float(snap_to_bounds(chosen(TensorPair(a, b.to(a.device))), chosen))
     if math.isnan(value):
         raise ValueError(f"{chosen.name} is undefined here: one of the tensors is zero")
@@ -210,16 +206,18 @@ def _atoms(chosen: Measure, a: Tensor, b: Tensor) -> Atoms:
                 f"{label}: atoms are (number, height, width), or (number, entries); got {tuple(side.shape)}"
             )
     if a.shape != b.shape:
-        raise ValueError(f"{chosen.name} compares as many atoms of one size, got {tuple(a.shape)} and {tuple(b.shape)}")
+        raise ValueError(
+            f"{chosen.name} needs equally many atoms of one size, got {tuple(a.shape)} and {tuple(b.shape)}"
+        )
     return Atoms(a.flatten(1)[None], b.to(a.device).flatten(1)[None])
 
 
-def _map(given: Any, label: str) -> Tensor:
-    if not isinstance(given, (list, tuple)) or (given and np.ndim(given[0]) < 2):
-        given = [given]
-    if not given:
+def _map(values: Any, label: str) -> Tensor:
+    if not isinstance(values, (list, tuple)) or (values and np.ndim(values[0]) < 2):
+        values = [values]
+    if not values:
         raise ValueError(f"{label} has no factors")
-    factors = [_real_numbers(each, label)[0] for each in given]
+    factors = [_real_numbers(factor, label)[0] for factor in values]
     for factor in factors:
         if factor.dim() != 2 or not factor.numel():
             raise ValueError(

@@ -1,4 +1,4 @@
-"""`compare_outputs`: what models answer to the same inputs, as they are or under shifts, in one pass."""
+"""`compare_outputs`: the outputs of models for the same inputs, unchanged or under shifts, in one pass."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from ..capture import (
     Chunk,
     answer_in,
     borrowed,
+    copied,
     labels_of,
     model_arguments,
     read_npz,
@@ -32,7 +33,16 @@ from ..results import ARRAYS, Caveat, Chance, Comparison, Comparisons, Estimate,
 from ..stats import Answers, MarkedPredictions, OutputSums, Predictions, Reader, moved, on_device
 from . import caveats
 from .distributed import SingleProcess, together
-from .network import OUTPUT, Network, for_each, is_array_file, meeting_place, number_duplicates, things_and_data
+from .network import (
+    OUTPUT,
+    Network,
+    for_each,
+    is_array_file,
+    meeting_place,
+    mixing_notes,
+    number_duplicates,
+    things_and_data,
+)
 from .one_shot import as_outputs
 from .plan import find_measures
 from .provenance import digest_of, provenance
@@ -43,7 +53,7 @@ SAVED_CHUNK = 8192  # saved outputs that are read at a time
 
 Pair = tuple[int, int]
 Grid = dict[tuple[str, str], OutputSums]  # by the sites of A and of B
-Key = tuple[str, int | None]  # a shift, and the model it is against
+Key = tuple[str, int | None]  # a shift, and the model that it attacks
 
 
 def compare_outputs(
@@ -61,23 +71,23 @@ def compare_outputs(
     device: str | torch.device | None = None,
     max_rows: int | None = None,
 ) -> Comparison | Comparisons:
-    """Compare what models answer to the same inputs: agreement, errors in common, divergence; in one pass.
+    """Compare the outputs of models for the same inputs in one pass: agreement, common errors, divergence.
 
-    `model_a`, `model_b`: modules, model specifications, or predictions made earlier (an array, {name: array}, a
-    .npz or .safetensors file with one array). `compare_outputs([m1, m2, m3], data)` and `compare_outputs({name: array
-    or model, …})` compare all pairs. `data`: as in `compare`; predictions alone need none. `measures`: None takes all
-    that the outputs and labels at hand support.
+    `model_a`, `model_b`: modules, model specifications, or saved predictions (an array, {name: array}, a .npz or
+    .safetensors file with one array). `compare_outputs([m1, m2, m3], data)` and `compare_outputs({name: array or
+    model, …})` compare all pairs. `data`: as in `compare`; predictions alone need none. `measures`: by default all
+    that the outputs and labels support.
 
-    `labels`: (n,) class numbers, or a function batch → labels; None takes whole numbers y from (x, y) batches or
-    `labels` from dicts. `kind`: what the outputs are, see `sosie.measure`. Of tuples, dicts and ModelOutputs `logits`
-    count, else the first tensor. Each side has one site, "output". Intervals leave out each of 32 groups of inputs in
-    turn; `null` is the mean over shuffled pairings, in closed form, where that is known.
+    `labels`: (n,) class numbers, or a function from a batch to labels; by default whole numbers y of (x, y) batches,
+    or `labels` of dicts. `kind`: the kind of outputs, see `sosie.measure`. Of tuples, dicts and ModelOutputs, `logits`
+    are compared, or else the first tensor. Each side has one site, "output". Intervals leave out each of 32 groups of
+    inputs in turn; `null` is the mean over shuffled pairings where a closed form is known.
 
-    `shifts`: what happens to the images, in [0, 1] before `prepare`: "clean", a corruption ("fog", "fog(severity=5)"),
-    an attack ("pgd(epsilon=0.1)") or "gaussian" noise; "corruptions" and "attacks" name all. They are the sites, an
-    attack being two, on A and on B; each is compared with each, on the same inputs. Attacks lead away from the labels,
-    or without any from what the attacked model answers. `sosie.data.shifts.open_shifts("fog", seed=1)` draws what is
-    random anew.
+    `shifts`: changes of the images, in [0, 1] before `prepare`: "clean", a corruption ("fog", "fog(severity=5)"), an
+    attack ("pgd(epsilon=0.1)") or "gaussian" noise; "corruptions" and "attacks" name all of them. Each shift is a site,
+    and an attack is two, on A and on B; all pairs of sites are compared on the same inputs. Attacks lead away from the
+    labels, or without labels from the output of the attacked model. `sosie.data.shifts.open_shifts("fog", seed=1)`
+    draws new random numbers.
     """
     with together() as ranks:
         names: Sequence[str | None] = ()
@@ -93,9 +103,9 @@ def compare_outputs(
         ]
         number_duplicates(sources)
         if shifts is not None and (saved := [s.name for s in sources if isinstance(s, SavedOutputs)]):
-            raise TypeError(f"shifts need models to show changed inputs to, but {saved[0]} is saved predictions")
-        stimuli = Stimuli() if shifts is None else Stimuli(open_shifts(shifts), inputs)
-        run = OutputPass(sources, kind, chosen, Labels(labels), stimuli, ranks)
+            raise TypeError(f"shifts need models to run on changed inputs, but {saved[0]} is saved predictions")
+        opened = () if shifts is None else open_shifts(shifts)
+        run = OutputPass(sources, kind, chosen, Labels(labels), opened, inputs, ranks)
         sums = run.run(data, max_rows)
 
         def result() -> Comparison | Comparisons:
@@ -105,21 +115,21 @@ def compare_outputs(
                 settings["max_rows"] = str(max_rows)
             models = [source.describe() for source in sources]
             about = provenance(settings=settings, models=models, data=data, processes=ranks.several)
-            made = {
+            pairs = {
                 pair: _comparison(grid, run.sides_of(*pair), chosen, [*notes, *run.mixing_of(*pair)], about)
                 for pair, grid in sums.items()
             }
-            return made[0, 1] if len(sources) == 2 else Comparisons(tuple(source.name for source in sources), made)
+            return pairs[0, 1] if len(sources) == 2 else Comparisons(tuple(source.name for source in sources), pairs)
 
         return ranks.once(result)
 
 
-# What answers: a network, or predictions that were made earlier
+# The sources of outputs: networks, or saved predictions
 
 
 @dataclass
 class SavedOutputs:
-    """Predictions made earlier; row i belongs to input i."""
+    """Saved predictions; row i belongs to input i."""
 
     saved: Tensor
     name: str
@@ -144,7 +154,7 @@ class SavedOutputs:
 
 
 def _open(thing: Any, name: str | None, *, prepare: Any, inputs: Any, device: Any) -> Network | SavedOutputs:
-    """From a module, a specification, an array, {name: array}, or a .npz or .safetensors file with one array."""
+    """Open a module, a specification, an array, {name: array}, or a .npz or .safetensors file with one array."""
     if isinstance(thing, Mapping):
         if len(thing) != 1:
             raise ValueError(f"one side is one model: {{name: array}} with one entry, got {len(thing)}")
@@ -187,72 +197,24 @@ class Labels:
         if isinstance(self.given, Tensor):
             stop = chunk.start + chunk.count
             if stop > len(self.given):
-                raise ValueError(f"need a label for each input: {len(self.given)} labels, but input {stop} is to come")
+                raise ValueError(
+                    f"need a label for each input: {len(self.given)} labels, but the data goes on to {stop}"
+                )
             return self.given[chunk.start : stop]
         if self.given is None:
             return labels_of(chunk.batch)
-        made = self.given(chunk.batch)
-        return None if made is None else as_outputs(made, "labels")
+        labels = self.given(chunk.batch)
+        return None if labels is None else as_outputs(labels, "labels")
 
 
-# What models are shown: the inputs as they are, or each of them under several shifts
-
-
-@dataclass(frozen=True)
-class Stimuli:
-    """No shifts: one site, "output". Shifts: a site for each, and two for an attack, on A and on B."""
-
-    shifts: tuple[Shift, ...] = ()
-    inputs: Callable[[Any], Any] | None = None
-
-    @property
-    def need_labels(self) -> bool:
-        return any(shift.attack is not None and shift.attack.needs_labels for shift in self.shifts)
-
-    def sites(self, pair: Pair) -> dict[str, Key]:
-        """The sites of a pair of models, by name."""
-        sites: dict[str, Key] = {} if self.shifts else {OUTPUT: (OUTPUT, None)}
-        for shift in self.shifts:
-            if shift.is_against_a_model:
-                sites |= {f"{shift.label} on {side}": (shift.label, k) for side, k in zip("AB", pair, strict=True)}
-            else:
-                sites[shift.label] = (shift.label, None)
-        return sites
-
-    def of(
-        self, chunk: Chunk, attacked: Mapping[int, Network], logits: Callable[[int, Chunk], Any], labels: Tensor | None
-    ) -> dict[Key, Chunk]:
-        """The chunk under every shift, each attack on every model; `logits` gives the function that is attacked."""
-        if not self.shifts:
-            return {(OUTPUT, None): chunk}
-        images = self.images(chunk.batch)
-        index = torch.arange(chunk.start, chunk.start + chunk.count)
-        shown: dict[Key, Chunk] = {}
-        for shift in self.shifts:
-            if shift.attack is None or not shift.is_against_a_model:
-                shown[shift.label, None] = replace(chunk, batch=shift.of_any_model(images, index=index))
-                continue
-            for k, network in attacked.items():
-                here = images.to(network.home)
-                changed = shift.attack(logits(k, chunk), here, labels, seed=shift.seed, index=index)
-                shown[shift.label, k] = replace(chunk, batch=changed)
-        return shown
-
-    def images(self, batch: Any) -> Any:
-        """What the models are given of a batch: under shifts, images."""
-        if not self.shifts:
-            return batch
-        images = without_labels(batch) if self.inputs is None else self.inputs(batch)
-        if isinstance(images, (tuple, list)) and len(images) == 1:
-            images = images[0]
-        if not isinstance(images, Tensor) or not images.is_floating_point():
-            what = str(images.dtype) if isinstance(images, Tensor) else type(images).__name__
-            raise TypeError(f"shifts change images, a tensor of floats in [0, 1], but a batch gives {what}")
-        return images
+# The pass
 
 
 class OutputPass:
-    """One pass over the data: every source answers each chunk once, and each pair's sums grow."""
+    """One pass over the data: every source is run on each chunk once, and each pair's sums grow.
+
+    Without shifts each model has one site, "output"; with shifts a site for each, and two for an attack, on A and on B.
+    """
 
     def __init__(
         self,
@@ -260,10 +222,12 @@ class OutputPass:
         kind: str,
         measures: tuple[Measure, ...] | None,
         labels: Labels,
-        stimuli: Stimuli,
+        shifts: tuple[Shift, ...],
+        inputs: Callable[[Any], Any] | None,
         ranks: SingleProcess,
     ) -> None:
-        self.sources, self.measures, self.labels, self.stimuli, self.ranks = sources, measures, labels, stimuli, ranks
+        self.sources, self.measures, self.labels, self.ranks = sources, measures, labels, ranks
+        self.shifts, self.inputs = shifts, inputs
         identities: list[Any] = [
             (id(s.model), id(s.prepare)) if isinstance(s, Network) else id(s.saved) for s in sources
         ]
@@ -271,15 +235,15 @@ class OutputPass:
         self.unique = {k: sources[k] for k in dict.fromkeys(self.twins)}
         self.networks = {k: source for k, source in self.unique.items() if isinstance(source, Network)}
         self._readers = [Reader(source.name, kind) for source in sources]
-        self._sides: dict[int, Side] = {}  # known once a chunk has been answered
-        self._mixing: dict[int, str | None] = {}
+        self._attacks_need_labels = any(s.attack is not None and s.attack.needs_labels for s in shifts)
+        self._sides: dict[int, Side] = {}  # known after the first chunk
         self._labelled = False
         self._place: torch.device | None = None
 
     def run(self, data: Any, max_rows: int | None) -> dict[Pair, Grid]:
-        """The sums of each pair; of several processes in the first only."""
+        """The sums of each pair; with several processes, in the first one only."""
         need = self.measures is None or any("labels" in measure.needs for measure in self.measures)
-        need = need or self.stimuli.need_labels
+        need = need or self._attacks_need_labels
         names = " and ".join(dict.fromkeys(source.name for source in self.sources))
         totals: dict[Pair, Grid] = {}
         with ExitStack() as stack:
@@ -289,34 +253,72 @@ class OutputPass:
             stream = Stream.of(data, self.sources, max_rows)
             if data is not None:
                 self.ranks.agree(lambda: self._about_parts(stream))
-                first = self.stimuli.images(stream.first)
-                self._mixing = {k: network.mixing(first) for k, network in self.networks.items()}
+                first = self._images(stream.first)
+                for network in self.networks.values():
+                    network.mixing(first)
             share = 1 if data is None else self.ranks.share.of
             expected = None if stream.expected is None else -(-stream.expected // share)
             task = f"comparing the outputs of {names}"
             bar = stack.enter_context(Progress(task, expected, "inputs", shown=self.ranks.first))
             chunks = stream.chunks(block=None, share=self.ranks.share, saved_chunk=SAVED_CHUNK)
             for chunk in self.ranks.deal(chunks, self):
-                parts = self._answer(chunk, self.labels.of(chunk) if need else None)
+                parts = self._read_chunk(chunk, self.labels.of(chunk) if need else None)
                 if not totals and self.measures is not None:
                     _check_measures(self.measures, parts)
                 _add(totals, parts)
                 bar.advance(chunk.count)
-            for k, network in self.networks.items():
-                self._mixing[k] = self._mixing[k] or network.mixing_in_pass()
-        self.ranks.collect(on_device(totals, torch.device("cpu")), lambda theirs: _add(totals, theirs))
+            for network in self.networks.values():
+                network.note_after_pass()
+        self.ranks.collect(on_device(totals, torch.device("cpu")), lambda parts: _add(totals, parts))
+        self.ranks.collect([reader.small for reader in self._readers], self._add_guesses)
+        if self.ranks.first:
+            for k in self.unique:
+                self._readers[k].check_guess()
         return totals
 
-    def _answer(self, chunk: Chunk, labels: Tensor | None) -> dict[Pair, Grid]:
+    def _add_guesses(self, small: list[int | None]) -> None:
+        """What the outputs that another process read say about the kind that was guessed."""
+        for reader, theirs in zip(self._readers, small, strict=True):
+            reader.small = None if reader.small is None or theirs is None else reader.small + theirs
+
+    def _read_chunk(self, chunk: Chunk, labels: Tensor | None) -> dict[Pair, Grid]:
         self._labelled = labels is not None
-        shown = self.stimuli.of(chunk, self.networks, self._logits, labels)
         answers: dict[tuple[int, Key], Answers] = {}
-        for k, (key, stimulus) in itertools.product(self.unique, shown.items()):
-            answers[k, key] = self._read(k, stimulus)
+        for k, (key, shifted) in itertools.product(self.unique, self._shifted(chunk, labels).items()):
+            answers[k, key] = self._read(k, shifted)
         return self._join(answers, labels, chunk.start)
 
+    def _shifted(self, chunk: Chunk, labels: Tensor | None) -> dict[Key, Chunk]:
+        """The chunk under every shift, and under each attack on every model."""
+        if not self.shifts:
+            return {(OUTPUT, None): chunk}
+        images = self._images(chunk.batch)
+        index = torch.arange(chunk.start, chunk.start + chunk.count)
+        chunks: dict[Key, Chunk] = {}
+        for shift in self.shifts:
+            if shift.attack is None or not shift.is_against_a_model:
+                chunks[shift.label, None] = replace(chunk, batch=shift.of_any_model(images, index=index))
+                continue
+            for k, network in self.networks.items():
+                local = images.to(network.home)
+                attacked = shift.attack(self._logits(k, chunk), local, labels, seed=shift.seed, index=index)
+                chunks[shift.label, k] = replace(chunk, batch=attacked)
+        return chunks
+
+    def _images(self, batch: Any) -> Any:
+        """The images of a batch under shifts; without shifts the batch itself."""
+        if not self.shifts:
+            return batch
+        images = without_labels(batch) if self.inputs is None else self.inputs(copied(batch))
+        if isinstance(images, (tuple, list)) and len(images) == 1:
+            images = images[0]
+        if not isinstance(images, Tensor) or not images.is_floating_point():
+            what = str(images.dtype) if isinstance(images, Tensor) else type(images).__name__
+            raise TypeError(f"shifts change images, a tensor of floats in [0, 1], but a batch gives {what}")
+        return images
+
     def _read(self, k: int, chunk: Chunk) -> Answers:
-        """What one source says to the inputs of a chunk, on the device where answers meet."""
+        """One source's outputs for the inputs of a chunk, on the device where outputs meet."""
         source = self.sources[k]
         outputs = source.outputs(chunk)
         if not outputs.ndim or len(outputs) != chunk.count:
@@ -333,7 +335,7 @@ class OutputPass:
             return self._readers[k].read(outputs.to(self._place))
 
     def _logits(self, k: int, chunk: Chunk) -> Callable[[Tensor], Tensor]:
-        """What a model answers to images, as numbers whose softmax is its prediction."""
+        """The function from images to a model's logits, numbers whose softmax is its prediction."""
         source, reader = self.sources[k], self._readers[k]
         assert isinstance(source, Network)
         model, prepare = source.model, source.prepare
@@ -345,7 +347,7 @@ class OutputPass:
             return answer.log() if reader.kind == "probabilities" else answer
 
         if reader.kind == "auto":
-            self._read(k, chunk)  # the first answer decides what the outputs are
+            self._read(k, chunk)  # the first outputs decide their kind
         if reader.kind not in ("logits", "probabilities"):
             raise ValueError(f"{source.name}: attacks need logits or probabilities over classes, not {reader.kind}")
         return logits
@@ -355,7 +357,7 @@ class OutputPass:
         parts: dict[Pair, Grid] = {}
         for i, j in itertools.combinations(range(len(self.sources)), 2):
             a, b = self.twins[i], self.twins[j]
-            sites = self.stimuli.sites((a, b)).items()
+            sites = self._sites((a, b)).items()
             try:
                 parts[i, j] = {
                     (site_a, site_b): OutputSums.join(answers[a, s], answers[b, t], labels, start=start)
@@ -366,24 +368,32 @@ class OutputPass:
                 raise ValueError(f"{names}, inputs from {start} on: {error}") from error
         return parts
 
-    # What there is to say beside the sums
+    def _sites(self, pair: Pair) -> dict[str, Key]:
+        """The sites of a pair of models, by name."""
+        sites: dict[str, Key] = {} if self.shifts else {OUTPUT: (OUTPUT, None)}
+        for shift in self.shifts:
+            if shift.is_against_a_model:
+                sites |= {f"{shift.label} on {side}": (shift.label, k) for side, k in zip("AB", pair, strict=True)}
+            else:
+                sites[shift.label] = (shift.label, None)
+        return sites
 
-    def mixing_of(self, *pair: int) -> list[str]:
-        """About models that mix the inputs of a batch."""
-        notes = (self._mixing.get(k) for k in dict.fromkeys(self.twins[i] for i in pair))
-        return [note for note in notes if note is not None]
+    # Facts beside the sums
+
+    def mixing_of(self, *pair: int) -> tuple[str, ...]:
+        """Notes on the models of a pair that mix the inputs of a batch."""
+        return mixing_notes(self.sources[self.twins[i]] for i in pair)
 
     def about_shifts(self) -> dict[str, str]:
-        shifts = self.stimuli.shifts
-        if not shifts:
+        if not self.shifts:
             return {}
-        said = {"shifts": ", ".join(shift.label for shift in shifts), "seed": str(shifts[0].seed)}
-        if self.stimuli.need_labels:
-            said["attacks"] = f"away from {'the labels' if self._labelled else 'what the attacked model answers'}"
-        return said
+        facts = {"shifts": ", ".join(shift.label for shift in self.shifts), "seed": str(self.shifts[0].seed)}
+        if self._attacks_need_labels:
+            facts["attacks"] = f"away from {'the labels' if self._labelled else 'the output of the attacked model'}"
+        return facts
 
     def check_end(self, sums: dict[Pair, Grid], max_rows: int | None) -> list[str]:
-        """A note where the data ended early; predictions or labels that go on after the data are of other inputs."""
+        """A note if the data ended early; raise if predictions or labels are of more inputs than the data."""
         done = next(iter(next(iter(sums.values())).values())).n
         if max_rows is not None:
             return [f"max_rows={max_rows}, but the data had {done} inputs"] if done < max_rows else []
@@ -396,37 +406,38 @@ class OutputPass:
         return []
 
     def sides_of(self, i: int, j: int) -> tuple[Side, Side]:
-        sites = tuple(self.stimuli.sites((i, j)))
-        sides = []
-        for k in (i, j):
+        sites = tuple(self._sites((i, j)))
+
+        def side_of(k: int) -> Side:
             side = self._sides[self.twins[k]]
-            each = {name: getattr(side, name) * len(sites) for name in ("widths", "shapes", "dtypes")}
-            sides.append(replace(side, name=self.sources[k].name, sites=sites, **each))
-        return sides[0], sides[1]
+            repeated = {name: getattr(side, name) * len(sites) for name in ("widths", "shapes", "dtypes")}
+            return replace(side, name=self.sources[k].name, sites=sites, **repeated)
+
+        return side_of(i), side_of(j)
 
     # Several processes
 
     def learnt(self) -> list[tuple[str, int | None]]:
-        """What the first answers were: classes, probabilities, numbers."""
+        """What the readers have learned from the first outputs: classes, probabilities, numbers."""
         return [reader.learnt() for reader in self._readers]
 
     def learn(self, learnt: list[tuple[str, int | None]]) -> None:
-        for reader, decided in zip(self._readers, learnt, strict=True):
-            reader.learn(decided)
+        for reader, of_first in zip(self._readers, learnt, strict=True):
+            reader.learn(of_first)
 
     def _about_parts(self, stream: Stream) -> dict[str, str]:
-        """What processes that share the work have to have in common."""
+        """The facts that processes which share the work must have in common."""
         weights = [source.model.state_dict() for source in self.sources if isinstance(source, Network)]
         return {
             "models": digest_of(weights),
             "the first batch": digest_of(stream.first),
             "the number of inputs": str(stream.total),
-            "what is asked": repr((self.measures, stream.max_rows, [source.name for source in self.sources])),
+            "the request": repr((self.measures, stream.max_rows, [source.name for source in self.sources])),
         }
 
 
 def _check_measures(measures: Sequence[Measure], parts: Mapping[Pair, Grid]) -> None:
-    """What was asked for must be there, and that is known after the first chunk."""
+    """Raise after the first chunk if a measure reads something that the outputs do not supply."""
     every = itertools.chain.from_iterable(grid.values() for grid in parts.values())
     for sums, measure in itertools.product(every, measures):
         if measure.reads not in sums.supplies:
@@ -465,12 +476,12 @@ def _comparison(
 
 
 def _over_sites(measure: Measure, grid: Grid, sides: tuple[Side, Side], notes: Sequence[str]) -> Estimate:
-    """The values of a measure for every pair of sites, in one matrix; NaN where a cell has no such number."""
+    """The values of a measure for every pair of sites in one matrix; NaN where a cell has none."""
     cells = {sites: _estimate(measure, sums, notes) for sites, sums in grid.items()}
     first = next(iter(cells.values()))
     if len(cells) == 1:
         return first
-    own = {  # what is said of every cell is said once
+    known = {  # a note on all cells appears once
         caveat if caveat.text in notes else Caveat(caveat.text, *sites, caveat.undefined): None
         for sites, cell in cells.items()
         for caveat in cell.caveats
@@ -483,22 +494,22 @@ def _over_sites(measure: Measure, grid: Grid, sides: tuple[Side, Side], notes: S
         return np.array([[np.nan if number is None else number.item() for number in row] for row in numbers])
 
     arrays: dict[str, Any] = {kind: joined(kind) for kind in ARRAYS}
-    return replace(first, caveats=tuple(own), **arrays)
+    return replace(first, caveats=tuple(known), **arrays)
 
 
 def _estimate(measure: Measure, sums: OutputSums, notes: Sequence[str]) -> Estimate:
-    said = [Caveat(text) for text in notes]
+    known = [Caveat(text) for text in notes]
     try:
         with torch.no_grad():
             value = np.array([[float(snap_to_bounds(measure.from_outputs(sums), measure))]])
     except ValueError as error:
         value = np.array([[np.nan]])
-        said.append(Caveat(f"undefined: {error}", undefined=True))
-    said += [*_ties(measure, sums), *caveats.of_bounds(measure, value)]
+        known.append(Caveat(f"undefined: {error}", undefined=True))
+    known += [*_ties(measure, sums), *caveats.of_bounds(measure, value)]
     by_chance = None
-    if not np.isnan(value).any() and (known := chance_of(measure.base, sums)) is not None:
-        spread, p = (None if x is None else np.array([[x]]) for x in (known.spread, known.p))
-        by_chance = Chance(np.array([[known.mean]]), spread, p)
+    if not np.isnan(value).any() and (chance := chance_of(measure.base, sums)) is not None:
+        spread, p = (None if x is None else np.array([[x]]) for x in (chance.spread, chance.p))
+        by_chance = Chance(np.array([[chance.mean]]), spread, p)
     return Estimate.of(
         measure,
         value,
@@ -506,12 +517,12 @@ def _estimate(measure: Measure, sums: OutputSums, notes: Sequence[str]) -> Estim
         statistic=sums.describe(),
         interval=_interval(measure, sums, value),
         chance=by_chance,
-        caveats=said,
+        caveats=known,
     )
 
 
 def _interval(measure: Measure, sums: OutputSums, value: np.ndarray) -> Interval:
-    """Delete-one-group jackknife; none where there are few groups, or one carries all that defines the value."""
+    """The delete-one-group jackknife; none with few groups, or if the value is undefined without one of them."""
     if np.isnan(value).any() or int(sums.groups.sum()) < FEWEST_GROUPS:
         return None, None
     try:

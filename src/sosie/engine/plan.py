@@ -1,4 +1,4 @@
-"""What was asked for, and which statistic supplies it: the cheapest that fits, chosen before the pass."""
+"""The request, and the plan to meet it: for each measure the cheapest statistic that fits, chosen before the pass."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from ..stats import BLOCK, NO_NEURONS, ROWS, Covariances, Grams, Moments, Neuron
 Kind = Literal["moments", "grams", "sample"]
 Widths = tuple[tuple[int, ...], tuple[int, ...]]  # columns of every site of A, and of B
 
-MEMORY = 4 * 2**30  # bytes that statistics may take unless told otherwise
+MEMORY = 4 * 2**30  # bytes that statistics may take by default
 SMALL_WORK = 4_000_000  # multiply-adds per row that are not worth avoiding: exact moments are taken instead
 NARROWEST = 2048  # columns below which rows are not projected; fewer rows are kept instead
 PRECISIONS = ("tf32", "float32", "float64")  # of our own matrix products on a GPU
 _COPIES = 3  # moments are held as the total, the part and their sum while they merge
 _ELSEWHERE = {
     "layers": "of layers, which needs data; use compare",
-    "outputs": "of what models answer, not of their layers; use compare_outputs",
+    "outputs": "of outputs, not of layers; use compare_outputs",
     "weights": "of weights, without data; use compare_weights",
 }
 
 
 def find_measures(measures: str | Measure | Sequence[str | Measure], *, of: str) -> tuple[Measure, ...]:
-    """The measures by name, which must read "layers", "outputs" or "weights"; the error says where others belong."""
+    """The measures by name; all must read `of` ("layers", "outputs" or "weights"), else the error says what to use."""
     chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
     if not chosen:
         raise ValueError("no measures asked for; `sosie measures` lists them")
@@ -46,16 +46,16 @@ def _reads(measure: Measure) -> str:
 
 
 def draws_of(null: str | None, draws: int, kind: str = "permutation") -> int:
-    """How many draws to make: none unless `null` asks for them."""
+    """The number of draws: 0 unless `null` asks for them."""
     if null not in (None, kind):
-        raise ValueError(f"null={null!r}: the null distribution is {kind!r}, or None for none")
+        raise ValueError(f"null={null!r}: it must be {kind!r} or None")
     whole_number(draws, "draws", least=1)
     return 0 if null is None else draws
 
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for; see `compare`."""
+    """The options of `compare`."""
 
     measures: tuple[Measure, ...]
     rows: Rule = "flatten"
@@ -78,9 +78,9 @@ class Request:
 
     @property
     def tf32(self) -> bool:
-        """Whether Gram matrices on a GPU may be made of TF32 products: unless more is asked for.
+        """Whether Gram matrices on a GPU may use TF32 products.
 
-        Rounding the activations so moves a CKA by less than 1e-5, since rows are centred first.
+        That moves a CKA by less than 1e-5, since rows are centred first.
         """
         return self.precision in (None, "tf32")
 
@@ -90,8 +90,8 @@ class Request:
         return self.rows if isinstance(self.rows, str) else getattr(self.rows, "__name__", "function")
 
     def as_text(self) -> dict[str, Any]:
-        """For the record that a result keeps."""
-        said: dict[str, Any] = {
+        """The settings in the provenance of a result."""
+        settings: dict[str, Any] = {
             "block": self.block,
             "exact": self.exact,
             "seed": self.seed,
@@ -99,15 +99,15 @@ class Request:
             "device": str(self.device or "each model's own"),
         }
         if self.max_rows is not None:
-            said["max_rows"] = self.max_rows
+            settings["max_rows"] = self.max_rows
         if self.draws:
-            said["null"] = f"permutation, {self.draws} draws"
-        return said
+            settings["null"] = f"permutation, {self.draws} draws"
+        return settings
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a request will be met: the statistics that one pass collects, and which measure reads which."""
+    """The statistics that one pass collects, and which measure reads which."""
 
     kinds: dict[str, Kind]  # measure name -> statistic
     block: int = BLOCK
@@ -116,7 +116,7 @@ class Plan:
     sample_rows: int = ROWS
     widest: int | None = None
     notes: dict[str, str] = field(default_factory=dict)  # measure -> why it rests on less than it could
-    rows_beside: bool = False  # whether rows are sampled too, only to tell how far values can be trusted
+    rows_beside: bool = False  # whether rows are sampled too, for intervals and chance alone
 
     @property
     def statistics(self) -> list[Kind]:
@@ -127,10 +127,10 @@ class Plan:
 def make_plan(request: Request, widths: Widths, rows: int | None, *, budget: int, blocks: bool = True) -> Plan:
     """Choose for each measure the cheapest statistic that supplies its view within `budget` bytes.
 
-    `rows`: how many there will be, where that is known. Without `blocks` no block Grams are taken: 64 positions of one
-    image or sentence are no sample of the data.
+    `rows`: their number, if known. Without `blocks` there are no Gram matrices of blocks: 64 positions of one image
+    or sentence are no sample of the data.
     """
-    measures, exact, every = request.measures, request.exact, (*widths[0], *widths[1])
+    measures, exact, columns = request.measures, request.exact, (*widths[0], *widths[1])
     needed = moments_bytes(widths)
     kinds: dict[str, Kind] = {
         measure.name: _kind(measure, widths, rows, budget, exact=exact or not blocks, block=request.block)
@@ -140,21 +140,20 @@ def make_plan(request: Request, widths: Widths, rows: int | None, *, budget: int
     sample_rows, widest = _sample_size(widths, rows, budget, exact)
     if exact and sampled and rows is not None and (need := sample_bytes(widths, rows)) > budget:
         raise MemoryError(
-            f"exact=True would keep {rows} rows of {sum(every)} columns: {size_text(need)}, more than the budget of "
-            f"{size_text(budget)}. Raise memory=, pool with rows='mean', take fewer sites, or leave exact out"
+            f"exact=True would keep {rows} rows of {sum(columns)} columns: {size_text(need)}, more than the budget of "
+            f"{size_text(budget)}. Raise memory=, pool with rows='mean', choose fewer sites, or leave out exact=True"
         )
     matching = [m.name for m in sampled if issubclass(m.reads, Neurons)]
-    if matching and widest is not None and max(every) > widest:
-        raise ValueError(
-            f"{', '.join(matching)} would read rows of {max(every)} neurons projected to {widest} columns, {NO_NEURONS}"
-        )
+    if matching and widest is not None and max(columns) > widest:
+        names, neurons = ", ".join(matching), max(columns)
+        raise ValueError(f"{names} would read rows of {neurons} neurons projected to {widest} columns, {NO_NEURONS}")
     notes = {}
     if needed > budget:
         text = f"covariances of all rows would take {size_text(needed)}, over the budget of {size_text(budget)}"
         notes = {m.name: text for m in sampled if issubclass(m.reads, Covariances | Neurons)}
     by_moments = [measure for measure in measures if kinds[measure.name] == "moments"]
     precise = request.precision == "float64" or any(measure.precise for measure in by_moments)
-    room = needed + sample_bytes(widths, min(ROWS, rows or ROWS)) <= budget
+    rows_fit = needed + sample_bytes(widths, min(ROWS, rows or ROWS)) <= budget
     return Plan(
         kinds=kinds,
         block=request.block,
@@ -163,7 +162,7 @@ def make_plan(request: Request, widths: Widths, rows: int | None, *, budget: int
         sample_rows=sample_rows,
         widest=widest,
         notes=notes,
-        rows_beside=bool(by_moments) and widest is None and room,
+        rows_beside=bool(by_moments) and widest is None and rows_fit,
     )
 
 
@@ -186,7 +185,7 @@ def _kind(measure: Measure, widths: Widths, rows: int | None, budget: int, *, ex
 
 
 def _sample_size(widths: Widths, rows: int | None, budget: int, exact: bool) -> tuple[int, int | None]:
-    """How many rows a sample keeps, and the width that wider rows are projected to."""
+    """The number of rows that a sample keeps, and the width that wider rows are projected to."""
     if exact:
         return rows or 2**40, None
     kept = max(4, min(ROWS, rows or ROWS))
@@ -194,9 +193,9 @@ def _sample_size(widths: Widths, rows: int | None, budget: int, exact: bool) -> 
         return ROWS, None  # even where there are fewer: more may be merged later
     sites = len(widths[0]) + len(widths[1])
     while True:
-        room = (budget - 8 * kept * kept * sites) // (8 * kept * sites)
-        if room >= NARROWEST or kept <= 64:
-            return kept, max(room, 64)
+        widest = (budget - 8 * kept * kept * sites) // (8 * kept * sites)
+        if widest >= NARROWEST or kept <= 64:
+            return kept, max(widest, 64)
         kept //= 2
 
 
@@ -209,9 +208,9 @@ def moments_bytes(widths: Widths) -> int:
     return 8 * _COPIES * _moments_work(widths)
 
 
-def sample_bytes(widths: Widths, rows: int, widest: int | None = None) -> int:
+def sample_bytes(widths: Widths, rows: int) -> int:
     """Rows of float32, twice while they merge, and one Gram matrix per site."""
-    columns = sum(width if widest is None else min(width, widest) for side in widths for width in side)
+    columns = sum(map(sum, widths))
     return 8 * rows * columns + 8 * rows * rows * (len(widths[0]) + len(widths[1]))
 
 

@@ -1,11 +1,12 @@
-"""Where a result came from: versions, time, models, data, settings."""
+"""The provenance of a result: versions, time, models, data, settings."""
 
 from __future__ import annotations
 
 import datetime
 import hashlib
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from typing import Any
@@ -21,7 +22,7 @@ from ..stats import row_hash
 
 
 def provenance(**about: Any) -> dict[str, Any]:
-    """JSON-ready facts; `data` and `test` are described by what they call themselves."""
+    """JSON-ready facts; `data` and `test` are described by their own names."""
     facts = {
         "sosie": __version__,
         "torch": torch.__version__,
@@ -36,7 +37,7 @@ def provenance(**about: Any) -> dict[str, Any]:
 
 
 def describe_model(model: nn.Module, name: str, weights: str, inputs: str = "") -> str:
-    """One line; `weights` is what is known of them, see `models.weights_of`."""
+    """One line about a model; `weights`: their origin, from `models.weights_of`."""
     count = sum(parameter.numel() for parameter in model.parameters())
     parts = [type(model).__name__, f"{count:,} parameters", weights, inputs]
     return f"{name}: {', '.join(filter(None, parts))}"
@@ -54,11 +55,11 @@ def _describe(data: Any) -> str:
     return str(getattr(data, "name", type(data).__name__))
 
 
-# Tensors on their way to the CPU: a copy is queued behind what makes them, and waited for when it is read
+# Copies to the CPU that are queued on a GPU, and waited for when they are read
 
 
 class AsyncCopy:
-    """A copy that a GPU makes when it gets there; several are waited for in the time of one."""
+    """A copy to the CPU that does not wait for the GPU."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._copy = tensor.to("cpu", non_blocking=tensor.is_cuda)
@@ -68,76 +69,75 @@ class AsyncCopy:
             self._made.record(torch.cuda.current_stream(tensor.device))
 
     def read(self) -> Tensor:
-        """In memory that the GPU writes to, of which there is little: to be copied if it is kept."""
+        """The tensor, in pinned memory, which is scarce: copy it to keep it."""
         if self._made is not None:
             self._made.synchronize()
         return self._copy
 
 
-# Short digests, to tell whether saved statistics belong to these models and these data
+# Short digests, to detect whether saved statistics belong to these models and these data
 #
-# Tensors are digested where they are: a GPU sends a few sums over and not its weights. The bytes are read as 32-bit
-# words wᵢ in pieces, and of each piece two sums Σ wᵢ rᵢ mod 2⁶⁴ are taken with fixed odd 64-bit numbers rᵢ (multilinear
-# hashing, Carter & Wegman 1979), in integers, so that every device finds the same. SHA-256 of the sums, and of names,
-# types, shapes and all that is no tensor, is the digest.
+# Tensors are digested where they are, so a GPU sends a few sums and not its weights. The bytes are read as 32-bit words
+# wᵢ in pieces, and two sums Σ wᵢ rᵢ mod 2⁶⁴ with fixed odd 64-bit numbers rᵢ are taken of each piece (multilinear
+# hashing, Carter & Wegman 1979), in integers, so that every device gets the same. The digest is the SHA-256 of the sums
+# and of names, types, shapes and all other values.
 #
-# One changed word always changes the sums; for any other two contents of equal layout the chance that a draw of the rᵢ
-# gives both the same sums is at most 2⁻⁶⁴, what a digest of 16 hexadecimal digits can do. That is against mistakes, not
-# against malice: the rᵢ are known, so whoever chooses the numbers can make two contents of one digest. Nothing that
-# uses digests asks for more: they tell that a model, a probe set or a first batch is not the one that was meant, and
-# files of others state the digests themselves. Where a file has to be whole, its bytes are hashed (`sosie.zoo.search`).
+# One changed word always changes the sums; for any other two contents of equal layout, the probability over the rᵢ that
+# their sums are equal is at most 2⁻⁶⁴, as good as 16 hexadecimal digits can be. That protects against mistakes, not
+# against malice: the rᵢ are known, so anyone can make two contents with the same digest. No use of digests needs more:
+# they detect another model, probe set or first batch. The bytes of files that must be whole are hashed.
 
-PIECE = 2**18  # words that one pair of sums is of
-AT_ONCE = {"cpu": 1, "cuda": 64}  # pieces: what stays in a cache, what keeps a GPU busy; others leave it to the CPU
+PIECE = 2**18  # words per pair of sums
+AT_ONCE = {
+    "cpu": 1,
+    "cuda": 64,
+}  # pieces: a cache holds them, or they keep a GPU busy; other devices leave it to the CPU
 WORD = 4  # bytes
-STRETCH = 1024  # inputs whose digests are added up: an error names those that differ as closely as this
-SEEDS = (1, 2)  # of the numbers of either sum
+STRETCH = 1024  # inputs whose digests are added: an error names the range of inputs that differ
+SEEDS = (1, 2)  # of the numbers rᵢ of the two sums
 _PARTS_OF_WORDS = {1: torch.uint8, 2: torch.int16, WORD: torch.int32}
 
 
 def digest_of(value: Any) -> str:
-    """A short digest of tensors in any structure; of anything else, its text."""
+    """A short digest of tensors in any structure; anything else is digested as text."""
     return Digest(value).read()
 
 
-class InputDigests:
-    """Of inputs by their number: for each `STRETCH` of them the sum of their digests, mod 2¹²⁸.
+def digest_of_model(model: nn.Module) -> str:
+    """A short digest of a model's modules and their settings as it prints them, without its weights."""
+    return digest_of(re.sub(r" at 0x[0-9a-f]+", "", repr(model)))  # where a function lies differs from run to run
 
-    Neither order nor batch size matters, and what several processes have read adds up.
-    """
 
-    def __init__(self) -> None:
-        self.sums: dict[int, int] = {}
+InputDigests = dict[int, int]  # for each `STRETCH` of inputs, the sum of their digests mod 2¹²⁸, in any order
 
-    def add(self, batch: Any, start: int, count: int) -> None:
-        """Inputs in the structure of a loader's batch, from number `start` on."""
-        rows = [f"{start + k} ".encode() for k in range(count)]
-        digests = [hashlib.blake2b(row, digest_size=16) for row in rows]
-        for name, leaf in _leaves(batch, ""):
-            if isinstance(leaf, Tensor):
-                kind = f"{name} {leaf.dtype} {tuple(leaf.shape[1:])} ".encode()
-                width = leaf[:1].numel() * leaf.element_size()
-                content = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-                for k, digest in enumerate(digests):
-                    digest.update(kind)
-                    digest.update(content[k * width : (k + 1) * width])
-            else:
-                for k, digest in enumerate(digests):
-                    said = repr(leaf[k] if isinstance(leaf, list) else leaf)
-                    digest.update(f"{name} {len(said)} {said} ".encode())
-        for k, digest in enumerate(digests, start):
-            self._add(k // STRETCH, int.from_bytes(digest.digest(), "little"))
 
-    def absorb(self, others: dict[int, int]) -> None:
-        for stretch, total in others.items():
-            self._add(stretch, total)
+def add_digests(sums: InputDigests, others: Iterable[tuple[int, int]]) -> None:
+    """Add digests of other inputs, by stretch."""
+    for stretch, value in others:
+        sums[stretch] = (sums.get(stretch, 0) + value) % 2**128
 
-    def _add(self, stretch: int, value: int) -> None:
-        self.sums[stretch] = (self.sums.get(stretch, 0) + value) % 2**128
+
+def input_digests(batch: Any, start: int, count: int) -> Iterator[tuple[int, int]]:
+    """The stretch and the digest of each input of a loader's batch, the first of which has index `start`."""
+    digests = [hashlib.blake2b(f"{start + k} ".encode(), digest_size=16) for k in range(count)]
+    for name, leaf in _leaves(batch, ""):
+        if isinstance(leaf, Tensor):
+            kind = f"{name} {leaf.dtype} {tuple(leaf.shape[1:])} ".encode()
+            width = leaf[:1].numel() * leaf.element_size()
+            content = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            for k, digest in enumerate(digests):
+                digest.update(kind)
+                digest.update(content[k * width : (k + 1) * width])
+        else:
+            for k, digest in enumerate(digests):
+                text = repr(leaf[k] if isinstance(leaf, list) else leaf)
+                digest.update(f"{name} {len(text)} {text} ".encode())
+    for k, digest in enumerate(digests, start):
+        yield k // STRETCH, int.from_bytes(digest.digest(), "little")
 
 
 def _leaves(batch: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """What a batch holds, with where; tokens without their padding, which depends on what else is in the batch."""
+    """The leaves of a batch with their paths; tokens without padding, which depends on the rest of the batch."""
     if isinstance(batch, Mapping):
         for mask in (MASK, DECODER_MASK):
             if isinstance(batch.get(mask), Tensor) and batch[mask].ndim == 2:
@@ -152,7 +152,7 @@ def _leaves(batch: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _unpadded(batch: Mapping[str, Any], mask: str) -> dict[str, Any]:
-    """What is as long as its mask as a list, one item per input, of what the mask leaves."""
+    """Turn tensors as long as the mask into lists, one item per input, of the entries that the mask keeps."""
     kept = batch[mask] != 0
     return {
         key: [row[keep].tolist() for row, keep in zip(part, kept, strict=True)]
@@ -163,7 +163,7 @@ def _unpadded(batch: Mapping[str, Any], mask: str) -> dict[str, Any]:
 
 
 class Digest:
-    """A digest that is under way: what is to be computed on a GPU is queued, and waited for when it is read."""
+    """A digest under way: work on a GPU is queued, and waited for when it is read."""
 
     def __init__(self, value: Any) -> None:
         self._text: list[str] = []
@@ -193,7 +193,7 @@ class Digest:
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Tensor) and value.is_quantized:
-        yield from _parts([str(value.dtype), value.int_repr(), value.dequantize()])  # the latter tells the scale
+        yield from _parts([str(value.dtype), value.int_repr(), value.dequantize()])  # the latter depends on the scale
     elif isinstance(value, Tensor):
         yield "tensor", value
     elif isinstance(value, Mapping):
@@ -208,19 +208,19 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """The bytes in order, as integers of at most a word; no copy where they lie in order on a device that can sum."""
+    """The bytes as integers of at most a word; no copy of a contiguous tensor on a device that can sum."""
     if tensor.layout != torch.strided or tensor.is_nested:
         layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
         raise ValueError(f"cannot digest a tensor of layout {layout}: make it dense")
     there = tensor.detach() if tensor.device.type in AT_ONCE else tensor.detach().cpu()
-    flat = there.resolve_conj().resolve_neg().reshape(-1).contiguous()  # a column is in a row, but not side by side
+    flat = there.resolve_conj().resolve_neg().reshape(-1).contiguous()  # a column is flat, but not contiguous
     return flat.view(_PARTS_OF_WORDS[min(flat.element_size(), WORD)])
 
 
 def _runs(stream: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
-    """Sums (2, pieces) of what follows each other on one device, and which piece of the stream they begin with.
+    """Sums (2, pieces) of consecutive tensors on one device, with the index of the first piece.
 
-    A stream is all tensors one after the other, wherever they are; what is on another device counts as zeros.
+    A stream is all tensors one after the other; tensors on other devices count as zeros.
     """
     at = 0
     for device, same in groupby(stream, lambda flat: flat.device):
@@ -233,7 +233,7 @@ def _runs(stream: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
 
 
 def _cut(tensors: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
-    """Stretches of a stream, `size` numbers each but for the last."""
+    """Parts of a stream of `size` numbers each, but for the last."""
     parts: list[Tensor] = []
     room = size
     for rest in tensors:
@@ -247,7 +247,7 @@ def _cut(tensors: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
 
 
 def _sums(parts: list[Tensor]) -> Tensor:
-    """(2, pieces) of a stretch; the end is filled up with zeros."""
+    """The sums (2, pieces) of a part of a stream; the end is padded with zeros."""
     a_word = WORD // parts[0].element_size()
     count = sum(part.numel() for part in parts)
     if lacking := -count % (a_word if count <= a_word * PIECE else a_word * PIECE):
@@ -259,15 +259,15 @@ def _sums(parts: list[Tensor]) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _factors(device: torch.device) -> Tensor:
-    """(2, PIECE) the numbers rᵢ. The copy is waited for, so that any stream of a GPU may read it."""
+    """The numbers rᵢ, (2, PIECE). The copy is waited for, so that any stream of a GPU may read it."""
     drawn = np.stack([row_hash(np.arange(PIECE), seed) for seed in SEEDS]).view(np.int64) | 1
     with torch.inference_mode(False):
         return torch.from_numpy(drawn).to(device)
 
 
 def _sent(sums: Sequence[Tensor]) -> dict[torch.device, AsyncCopy]:
-    """Sums (2, k) to the CPU, those of one device side by side in one copy."""
-    together: dict[torch.device, list[Tensor]] = {}
-    for each in sums:
-        together.setdefault(each.device, []).append(each)
-    return {device: AsyncCopy(torch.cat(some, dim=1)) for device, some in together.items()}
+    """Copies of sums (2, k) to the CPU, one for each device."""
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for part in sums:
+        by_device.setdefault(part.device, []).append(part)
+    return {device: AsyncCopy(torch.cat(parts, dim=1)) for device, parts in by_device.items()}

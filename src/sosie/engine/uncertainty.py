@@ -1,4 +1,4 @@
-"""How far a value can be trusted: what chance gives, and a 95 % interval from groups of rows."""
+"""The uncertainty of a value: what chance gives, and a 95 % interval from groups of rows."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def as_array(value: Tensor) -> Array:
     return value.detach().cpu().double().numpy()
 
 
-# What chance gives: values under shuffled pairing, in closed form where it is known, by draws where they are asked for
+# Chance: values under shuffled pairing, in closed form where one is known, by draws on request
 
-TIE = 1e-9  # how near a shuffled value counts as equal
+TIE = 1e-9  # differences up to which a shuffled value counts as equal
 TIE_IN_FLOAT32 = 1e-5
-FEWEST_DRAWS = round(1 / LEVEL) - 1  # below it p is above the level, whatever the value
+FEWEST_DRAWS = round(1 / LEVEL) - 1  # with fewer, p is above the level whatever the value
 
 
 def by_formula(measure: Measure, statistic: Statistic) -> Chance | None:
-    """Exact mean and spread: over all shuffles for the cosines of Gram matrices; of Gaussian rows from the ranks."""
+    """The exact mean and spread: over all shuffles for cosines of Gram matrices; of Gaussian rows from the ranks."""
     if statistic.n < 4:
         return None
     if measure.by_chance is not None and not isinstance(statistic, Grams):
@@ -49,12 +49,12 @@ def by_formula(measure: Measure, statistic: Statistic) -> Chance | None:
         spread = variance.sqrt()
     else:
         return None
-    # These measures are proportional to xy, so that its mean and spread give theirs.
+    # These measures are proportional to xy, so their mean and spread follow from those of xy.
     return Chance(as_array(measure(replace(view, xy=mean))), as_array(measure(replace(view, xy=spread))))
 
 
 def _invariants(statistic: Moments | Sample, biased: Alignment) -> tuple[Invariants, Invariants]:
-    """Of each site's centred Gram matrix; Σ Kᵢᵢ² is what tells the biased from the debiased norm."""
+    """The invariants of each site's centred Gram matrix; Σ Kᵢᵢ² follows from the biased and the debiased norm."""
     n, unbiased = statistic.n, statistic.alignment(DebiasedAlignment)
     trace_x, trace_y = statistic.traces[0][:, None], statistic.traces[1][None, :]
 
@@ -68,26 +68,23 @@ def _invariants(statistic: Moments | Sample, biased: Alignment) -> tuple[Invaria
 
 
 def judged(measure: Measure, value: Array, drawn: Array, tie: float = TIE) -> Chance:
-    """Mean, spread, and p-values; the observed value counts as one of the draws, so that p is never 0.
+    """The mean and spread of the draws, and p-values; the value counts as one of the draws, so p is never 0.
 
-    Fewer than `FEWEST_DRAWS` give no p-values: every value would seem to be what chance gives.
-
-    A draw that is nearer to the value than `tie` is as close: the difference may be rounding.
-
-    For the search over all pairs each pair is put on its own scale, and the closest of all pairs is what a value
-    has to beat (Westfall and Young's max statistic).
+    Fewer draws than `FEWEST_DRAWS` give no p-values, since none could reach the level. A draw within `tie` of the value
+    counts as equal, since the difference may be rounding. For the search over all pairs, each pair is standardised
+    and a value is compared with the closest of all pairs (Westfall and Young's max statistic).
     """
     mean, spread_of_draws = drawn.mean(0), drawn.std(0, ddof=1) if len(drawn) > 1 else None
     if len(drawn) < FEWEST_DRAWS:
         return Chance(mean, spread_of_draws)
     sign = 1.0 if measure.closer == "up" else -1.0
     everything = sign * np.concatenate([value[None], drawn])
-    own = everything[0]
+    observed = everything[0]
     with np.errstate(invalid="ignore", divide="ignore"):
-        slack = tie * np.maximum(1, np.abs(own))
-        p = (everything >= own - slack).mean(0)
+        slack = tie * np.maximum(1, np.abs(observed))
+        p = (everything >= observed - slack).mean(0)
         spread = everything.std(0)
-        standard = np.where(spread > slack, (everything - everything.mean(0)) / spread, 0.0)  # 0: all are alike
+        standard = np.where(spread > slack, (everything - everything.mean(0)) / spread, 0.0)  # 0: all are equal
         closest = np.nanmax(np.where(np.isfinite(standard), standard, -np.inf), axis=(1, 2))
         p_search = (closest[:, None, None] >= standard[0] - 1e-6).mean(0)
         p_search = np.maximum(p_search, p)
@@ -99,23 +96,23 @@ def judged(measure: Measure, value: Array, drawn: Array, tie: float = TIE) -> Ch
 
 # Standard errors: from groups of rows left out in turn, or from halves and quarters of the rows
 #
-# A delete-one-group jackknife counts what k rows do together k times (Efron and Stein, 1981, Annals of Statistics 9).
-# That is nothing to speak of for CKA, but twice the variance for canonical correlations and lists of neighbours.
+# A delete-one-group jackknife counts joint effects of k rows k times (Efron and Stein, 1981, Annals of Statistics 9).
+# That is negligible for CKA, but doubles the variance of canonical correlations and lists of neighbours.
 #
 # Two halves have no row in common: half their squared difference is on average exactly the variance with half the rows
 # (balanced half-samples: McCarthy, 1969, Review of the International Statistical Institute 37). Quarters give the
-# variance with a quarter of them. With a / n + b / n² as its law, that with all rows follows from the two.
+# variance with a quarter of them. If it is a / n + b / n², the variance with all rows follows from the two.
 #
-# Where a few rows weigh much, the standard error is itself uncertain, and the value skewed. Both show in what single
-# groups do to the value: kurtosis takes degrees of freedom away, skewness makes the interval longer on one side.
+# If a few rows have large effects, the standard error is itself uncertain, and the value is skewed. Both show in the
+# effects of single groups: kurtosis reduces the degrees of freedom, skewness makes the interval longer on one side.
 
-ROUNDING = 1e-6  # of a value: halves that differ by less are as good as equal
-HALVED = 32  # groups of rows that halves and quarters are made of: a power of two
+ROUNDING = 1e-6  # of a value: halves that differ by less count as equal
+HALVED = 32  # groups of rows in halves and quarters: a power of two
 
 
 @dataclass(frozen=True)
 class Error:
-    """Standard errors, the degrees of freedom that they were estimated with, and the skewness of the value."""
+    """Standard errors, their degrees of freedom, and the skewness of the value."""
 
     size: Array
     freedom: Array
@@ -123,7 +120,7 @@ class Error:
 
     @classmethod
     def of(cls, variance: Array, freedom: float, effects: Array) -> Error:
-        """`freedom` is what there is for a Gaussian; `effects` (groups, …): by how much each group raises the value.
+        """An error from a variance; `freedom`: for a Gaussian; `effects` (groups, …): how much each group adds.
 
         The variance of a variance is 2 / freedom for a Gaussian, and kurtosis / groups more in general (Satterthwaite,
         1946, Biometrics Bulletin 2).
@@ -131,7 +128,7 @@ class Error:
         count = len(effects)
         squares = np.square(effects)  # np.power would take ten times as long
         second, third, fourth = squares.mean(0), (squares * effects).mean(0), np.square(squares).mean(0)
-        varies = second > 0  # groups that all do the same have no tails
+        varies = second > 0  # groups of equal effect have no tails
         with np.errstate(divide="ignore", invalid="ignore"):
             kurtosis = (count + 1) * np.where(varies, fourth / second**2, 0) - 3 * (count - 1)
             skewness = np.where(varies, third / second**1.5, 0)
@@ -139,46 +136,46 @@ class Error:
         return cls(np.sqrt(variance), 2 / (2 / freedom + np.maximum(kurtosis, 0) / count), skewness / count**0.5)
 
     def reach(self, confidence: float) -> tuple[Array, Array]:
-        """How far the interval goes down and up: Student's t, and more on the side that the value is skewed to.
+        """The reach of the interval down and up: Student's t, and more on the side that the value is skewed to.
 
-        Johnson (1978, Journal of the American Statistical Association 73) shifts the interval by as much. With few
-        groups that takes too much away on the other side, so nothing is taken away.
+        Johnson (1978, Journal of the American Statistical Association 73) shifts both ends. With few groups that makes
+        the other side too short, so here it keeps its length.
         """
         even = student(self.freedom, confidence) * self.size
         shift = (1 + 2 * student(np.inf, confidence) ** 2) / 6 * self.skewness * self.size
         return even + np.maximum(-shift, 0), even + np.maximum(shift, 0)
 
-    def where(self, holds: Array, other: Error) -> Error:
-        """These errors where something holds, elsewhere the others."""
-        return Error(*(np.where(holds, getattr(self, f.name), getattr(other, f.name)) for f in fields(self)))
+    def where(self, condition: Array, other: Error) -> Error:
+        """As `numpy.where`: these errors where the condition is true, elsewhere the others."""
+        return Error(*(np.where(condition, getattr(self, f.name), getattr(other, f.name)) for f in fields(self)))
 
 
 def student(freedom: Array | float, confidence: float) -> Array:
-    """How many standard errors an interval goes to either side."""
+    """The standard errors that an interval reaches to either side."""
     from scipy.special import stdtrit
 
     return np.asarray(stdtrit(freedom, (1 + confidence) / 2))
 
 
 def by_jackknife(left: Array) -> Error:
-    """From the values with each group left out (groups, …)."""
+    """The error, from the values with each group left out (groups, …)."""
     count = len(left)
     effects = left.mean(0) - left
     return Error.of((count - 1) / count * np.square(effects).sum(0), count - 1, effects)
 
 
 def by_halves(halves: Array, quarters: Array) -> tuple[Error, Array]:
-    """From the values of `halves()` (31, 2, …) and `quarters()` (13, 4, …); and where they can be relied on.
+    """The error, from the values on halves (31, 2, …) and on quarters (13, 4, …); and where it is reliable.
 
-    They cannot where quarters differ less than halves, or halves not at all: there the measure saturates with so few
+    It is not where quarters differ less than halves, or halves not at all: there the measure saturates with so few
     rows, as canonical correlations do with fewer rows than neurons. Nor where it has no value for so few.
     """
     of_half, of_quarter = (values.var(1, ddof=1).mean(0) for values in (halves, quarters))
     # Each over its rows, as if variances fell with the rows alone: a / n + 2 b / n², and a / n + 4 b / n².
     from_half, from_quarter = of_half / 2, of_quarter / 4
-    # An a below 0 is no variance: where quarters ask for one, all is b.
+    # a is no variance if it is below 0; then all is b.
     variance = np.maximum(1.5 * from_half - 0.5 * from_quarter, from_half / 2)
-    # The ways to halve are orthogonal, so that their differences give back what each group does.
+    # The ways to halve are orthogonal, so their differences give the effect of each group.
     signs = np.where(halves_of_groups()[:, 0], 1, -1)
     effects = np.tensordot(signs, halves[:, 0] - halves[:, 1], (0, 0)) / HALVED
     # The two errors add up as if they were independent: 1.5² + 0.5² times the variance of one.
@@ -187,19 +184,19 @@ def by_halves(halves: Array, quarters: Array) -> tuple[Error, Array]:
 
 
 def halves_of_groups() -> Array:
-    """(31, 2, groups): which groups are in each half, in all the ways that are orthogonal to one another.
+    """(31, 2, groups): the groups in each half, for all orthogonal ways to halve them.
 
-    Half-sample u has the groups that have an odd number of bits in common with u: the rows of a Hadamard matrix. So
-    the differences of a mean are as many independent contrasts, and its variance is that of the groups' means.
+    Half-sample u has the groups that share an odd number of bits with u: the rows of a Hadamard matrix. So the
+    differences of a mean are independent contrasts, and its variance is that of the groups' means.
     """
     odd = np.stack([_odd(u) for u in range(1, HALVED)])
     return np.stack([odd, ~odd], axis=1)
 
 
 def quarters_of_groups() -> Array:
-    """(13, 4, groups): which groups are in each quarter, made of two ways to halve and thereby of a third.
+    """(13, 4, groups): the groups in each quarter, from two ways to halve, which imply a third.
 
-    Every way to halve is in one of them at least, and none in more than it must.
+    Every way to halve is used at least once, and as rarely as possible.
     """
     quarters = []
     uses = np.zeros(HALVED, dtype=int)
@@ -216,19 +213,19 @@ def _odd(u: int) -> Array:
     return np.array([(u & group).bit_count() % 2 == 1 for group in range(HALVED)])
 
 
-# How far a value may be off because the rows are a sample: a 95 % interval with Student's t
+# A 95 % interval with Student's t, since the rows are a sample
 #
-# Cosines of Gram matrices come with each group of rows left out at little cost: a delete-one-group jackknife. What is
-# evaluated pair by pair is evaluated on halves and quarters of the rows.
+# Cosines of Gram matrices are cheap with each group of rows left out: a delete-one-group jackknife. Measures that are
+# evaluated pair by pair are evaluated on halves and quarters of the rows.
 #
-# A bootstrap would draw rows twice, and a row beside itself is as alike as can be: it pushes CKA up.
+# A bootstrap would draw rows twice, and a row is as alike as can be to itself, which raises CKA.
 
-FEWEST_GROUPS = 8  # groups of rows below which a jackknife interval says too little
+FEWEST_GROUPS = 8  # groups of rows below which there is no jackknife interval
 CONFIDENCE = 0.95
 
 
 def by_blocks(measure: Measure, statistic: Grams, value: Array) -> Interval:
-    """From the sums over blocks, which are at hand."""
+    """The interval from the sums over blocks."""
     groups = statistic.groups
     if int(groups.sum()) < FEWEST_GROUPS:
         return None, None
@@ -237,31 +234,36 @@ def by_blocks(measure: Measure, statistic: Grams, value: Array) -> Interval:
 
 
 def from_all_rows(measure: Measure, statistic: Statistic) -> Array | None:
-    """How far the value from all rows may be from that of blocks (95 %); None where the value is from all rows.
+    """How far the value from all rows may be from that of blocks (95 %); None if the value is from all rows.
 
-    What single rows do counts in blocks as it does among all rows; what pairs of rows do together is averaged over
-    pairs within blocks alone. Its variance falls with the rows of a block, so cutting blocks of b rows in two changes
-    the value by as much as putting them together would, but for 1 − b/n: the changes of single groups give its size.
+    The effects of single rows are the same in blocks as among all rows; the joint effects of pairs are averaged over
+    pairs within blocks only. Their variance falls with the rows of a block, so cutting blocks of b rows in two changes
+    the value by as much as joining them would, up to 1 − b/n: the changes of single groups give the size.
     """
-    if not isinstance(statistic, Grams) or statistic.exact or (halves := statistic.halves) is None:
+    if not isinstance(statistic, Grams) or statistic.exact or statistic.halves is None:
         return None
-    groups, kind = statistic.groups, measure.reads
+    return as_array(block_deviation(measure, statistic)) * student(int(statistic.groups.sum()), CONFIDENCE)
+
+
+def block_deviation(measure: Measure, statistic: Grams) -> Tensor:
+    """The standard deviation of the value from blocks about that from all rows; see `from_all_rows`."""
+    groups, kind, halves = statistic.groups, measure.reads, statistic.halves
+    assert halves is not None
     count = int(groups.sum())
     changes, left = (
         measure(statistic.alignment(kind, jackknife=without)) - measure(halves.alignment(kind, jackknife=without))
         for without in (False, True)
     )
     single = count * changes - (count - 1) * left[groups]  # pseudo-values, which are 0 on average
-    size = (single.square().sum(0) * (1 - 1 / statistic.blocks)).sqrt() / count
-    return as_array(size) * student(count, CONFIDENCE)
+    return (single.square().sum(0) * (1 - 1 / statistic.blocks)).sqrt() / count
 
 
 def around(measure: Measure, value: Array, error: Error, shrink: float = 1.0) -> tuple[Array, Array]:
-    """The interval about a value, from its standard error."""
+    """The interval around a value, from its standard error."""
     below, above = error.reach(CONFIDENCE)
     low, high = value - below * shrink, value + above * shrink
     bottom, top = measure.bounds
-    # An interval may end at a bound of the measure, since no value lies beyond; the value itself is not touched.
+    # No value lies beyond a bound of the measure, so the interval may end there; the value itself stays as it is.
     return (
         low if bottom is None else np.maximum(low, bottom),
         high if top is None else np.minimum(high, top),

@@ -1,4 +1,4 @@
-"""The door to dynamics: recorded runs or checkpoints in, site × time × time out."""
+"""Dynamics: recorded runs or checkpoints in, site × time × time out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import Rule, as_found
-from ..checks import whole_number
+from ..checks import listed, whole_number
 from ..engine.caveats import of_left_out
 from ..engine.evaluate import CONSTANT, by_pair
 from ..engine.plan import parse_size
@@ -34,10 +34,9 @@ from .run_folder import Run, choose_sites, differ, is_run, open_run
 
 DEFAULTS = {"atoms": "atom_cosine", "weights": "weight_cosine", "activations": "debiased_cka"}
 MAX_ROWS = 1024  # inputs that checkpoints are probed with by default
-MEMORY = 2**31  # bytes of states that are held at a time
-SHOWN = 6  # steps that are named
+MEMORY = 2**31  # bytes of states in memory at a time
 SORTED = (
-    "safetensors files keep layers by name, not in order of depth: name the model as well (file.py:factory@weights) to "
+    "safetensors files store layers by name, not in order of depth: name the model too (file.py:factory@weights) to "
     "have them in order"
 )
 
@@ -57,33 +56,33 @@ def dynamics(
     memory: int | str | None = None,
     folder: str | os.PathLike[str] | None = None,
 ) -> Dynamics:
-    """How alike a network is at one time and at another, for each site: which layer settles when.
+    """Compare a network at each time with itself at every other, for each site: which layer settles when?
 
     `run`: a folder that `sosie.history.Recorder` wrote, a list of checkpoints, or {step: checkpoint}; a checkpoint is a
     model, a model specification, a state dict or a file of weights. `other`: a second run, for time of A × time of B at
     sites of the same name. `measures`: None takes atom_cosine of recorded atoms, weight_cosine of weights and
-    debiased_cka of activations; other measures of the same kind of thing can be named.
+    debiased_cka of activations; other measures of the same kind are possible.
 
     Checkpoints with `data` are compared by their activations on the first `max_rows` inputs (1024 by default; `rows`,
     `prepare` and `inputs` as for `compare`), one pass each; without data by their weights, or by their atoms if the
-    measures are of atoms. Their states are kept in a temporary folder, or in `folder`, which then is a recorded run.
-    `sites`: names and globs. `memory`: the budget for states that are held at a time ("2GiB").
+    measures read atoms. Their states are kept in a temporary folder, or in `folder`, which then is a recorded run.
+    `sites`: names and globs. `memory`: the budget for states in memory ("2GiB").
     """
     chosen: list[Measure] | None = None
     if measures is not None:
         chosen = [find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures)]
         if not chosen:
-            raise ValueError("no measures asked for; `sosie measures` lists them")
+            raise ValueError("no measures given; `sosie measures` lists them")
     if other is not None and folder is not None:
-        raise ValueError("folder= keeps the checkpoints of one run; leave it out where there are two")
+        raise ValueError("folder= stores the checkpoints of one run: leave it out for two")
     options: dict[str, Any] = {"data": data, "rows": rows, "prepare": prepare, "inputs": inputs}
     runs: list[Run] = []
-    weights: list[str] = []  # where those of checkpoints come from
+    weights: list[str] = []  # the origin of the checkpoints' weights
     with ExitStack() as stack:
         for thing in (run,) if other is None else (run, other):
             if is_run(thing):
-                asked = {**options, "rows": None if rows == "flatten" else rows}
-                if settled := [key for key, value in asked.items() if value is not None]:
+                stated = {**options, "rows": None if rows == "flatten" else rows}
+                if settled := [key for key, value in stated.items() if value is not None]:
                     raise ValueError(f"{thing} is a recorded run: {settled[0]}= was settled when it was recorded")
                 runs.append(open_run(thing))
             elif isinstance(thing, (list, tuple, Mapping)) and not _is_state(thing):
@@ -92,22 +91,22 @@ def dynamics(
                 weights += _record(thing, _kind(chosen, data), place, sites, device, probing)
                 runs.append(open_run(place))
             else:
-                named = repr(str(thing)) if isinstance(thing, (str, os.PathLike)) else type(thing).__name__
+                got = repr(str(thing)) if isinstance(thing, (str, os.PathLike)) else type(thing).__name__
                 raise TypeError(
                     "dynamics takes the folder of a recorder (with a run.json), a list of checkpoints or {step: "
-                    f"checkpoint}}, got {named}"
+                    f"checkpoint}}, got {got}"
                 )
         return _compare(runs, chosen, sites, parse_size(memory) or MEMORY, data, weights)
 
 
 def _kind(measures: list[Measure] | None, data: Any) -> str:
-    """Whether atoms, weights or activations of checkpoints are compared."""
+    """The kind of thing of checkpoints that is compared: atoms, weights or activations."""
     if measures is None:
         return "weights" if data is None else "activations"
     kinds = {_reads(measure) for measure in measures}
     if len(kinds) > 1:
         names = ", ".join(measure.name for measure in measures)
-        raise ValueError(f"{names} compare {' and '.join(sorted(kinds))}: ask for them in separate calls")
+        raise ValueError(f"{names} compare {' and '.join(sorted(kinds))}: use separate calls")
     kind = kinds.pop()
     if (kind == "activations") == (data is None):
         need = "give data=" if data is None else "leave data out"
@@ -121,15 +120,15 @@ def _reads(measure: Measure) -> str:
     if issubclass(measure.reads, TensorPair):
         return "weights"
     if issubclass(measure.reads, LinearMaps):
-        raise ValueError(f"{measure.name} compares whole networks, which a run does not keep; use compare_weights")
+        raise ValueError(f"{measure.name} compares whole networks, which a run does not store; use compare_weights")
     if measure.reads_outputs:
-        raise ValueError(f"{measure.name} compares what models answer; use compare_outputs")
+        raise ValueError(f"{measure.name} compares outputs; use compare_outputs")
     if "inputs" in measure.needs:
-        raise ValueError(f"{measure.name} also needs the inputs, which a run does not keep; use compare")
+        raise ValueError(f"{measure.name} also needs the inputs, which a run does not store; use compare")
     return "activations"
 
 
-# Checkpoints as a recorded run: read one after the other, and only what is compared is kept
+# Checkpoints as a recorded run: read one after the other, storing only what is compared
 
 
 def _is_state(thing: Any) -> bool:
@@ -139,28 +138,27 @@ def _is_state(thing: Any) -> bool:
 def _record(
     checkpoints: Any, kind: str, folder: str | os.PathLike[str], sites: Any, device: Any, options: dict[str, Any]
 ) -> list[str]:
-    """Record all checkpoints in a folder; returns where their weights come from, in words."""
+    """Record all checkpoints in a folder; returns the origin of their weights, in words."""
     steps = dict(checkpoints) if isinstance(checkpoints, Mapping) else dict(enumerate(checkpoints))
     for step in steps:
         whole_number(step, "the step of a checkpoint", least=0)
     if len(steps) < 2:
-        raise ValueError(f"need at least two checkpoints to see anything change, got {len(steps)}")
+        raise ValueError(f"need at least two checkpoints to see a change, got {len(steps)}")
     # Safetensors files are sorted by name: without a model, the order of depth is not known.
-    alone = [thing for thing in steps.values() if _is_weights_alone(thing, kind)]
-    by_depth = not any(Path(thing).suffix == ".safetensors" for thing in alone)
+    by_depth = not any(_is_file_of_weights(thing, kind, ".safetensors") for thing in steps.values())
     probe: Probe | None = None
-    known = []
+    origins = []
     for step in track(sorted(steps), "checkpoints", len(steps), ""):
         thing = steps[step]
         name = str(thing) if isinstance(thing, (str, os.PathLike)) else str(step)
         name = thing.name if isinstance(thing, NamedModel) else name
         try:
             model, prepare, weights = _open(thing, kind, options["prepare"])
-            known += [f"{name}: step {step}, {weights}"] if weights else []
+            origins += [f"{name}: step {step}, {weights}"] if weights else []
             if kind == "activations" and probe is None:
                 probe = Probe(**{**options, "prepare": prepare})
             elif probe is not None:
-                probe = probe.prepared(prepare)
+                probe.prepare = prepare
             with ExitStack() as stack:
                 if isinstance(model, nn.Module):
                     stack.enter_context(as_found(model, device))
@@ -169,19 +167,20 @@ def _record(
         except Exception as error:
             error.add_note(f"while reading checkpoint {name} (step {step})")
             raise
-    return known
+    return origins
 
 
-def _is_weights_alone(thing: Any, kind: str) -> bool:
-    """Whether a checkpoint is a file of weights without a model."""
+def _is_file_of_weights(thing: Any, kind: str, suffix: str = "") -> bool:
+    """Whether a checkpoint is a file of weights without a model, of this suffix if one is given."""
     if kind == "activations" or not isinstance(thing, (str, os.PathLike)):
         return False
-    return Path(thing).is_file() and Path(thing).suffix != ".py"
+    path = Path(thing)
+    return path.is_file() and path.suffix != ".py" and path.suffix.endswith(suffix)
 
 
 def _open(thing: Any, kind: str, prepare: Any) -> tuple[Any, Any, str]:
-    """A model or a state dict, how its inputs are prepared, and where its weights come from."""
-    if _is_weights_alone(thing, kind):
+    """Open a checkpoint: a model or a state dict, its `prepare`, and the origin of its weights."""
+    if _is_file_of_weights(thing, kind):
         return masked_weights(read_weights(thing)[0]), None, ""
     if isinstance(thing, (str, os.PathLike)):
         thing = open_model(str(thing))
@@ -203,22 +202,22 @@ def _compare(
     runs: list[Run], measures: list[Measure] | None, sites: Any, budget: int, data: Any, weights: list[str]
 ) -> Dynamics:
     a, b = runs[0], runs[-1]
-    every = list(dict.fromkeys(runs))
-    what, by_depth = a.about.what, all(run.about.by_depth for run in every)
+    both = list(dict.fromkeys(runs))
+    what, by_depth = a.about.what, all(run.about.by_depth for run in both)
     names = _common_sites(a, b, sites)
-    for run in every:
+    for run in both:
         if not run.frames:
             raise ValueError(f"{run.folder} has no record yet")
     chosen = measures or [find(DEFAULTS[what])]
     for measure in chosen:
         if (kind := _reads(measure)) != what:
             raise ValueError(f"{measure.name} compares {kind}, but {a.name} is a record of {what}")
-    known: list[Caveat] = []
-    for run in every:
-        known += [] if run.note is None else [Caveat(f"{run.name}: {run.note}")]
-        known += of_left_out(Side(run.name, (), (), (), left_out=tuple(run.about.left_out.items())))
-    known += [] if by_depth else [Caveat(SORTED)]
-    known += _of_coefficients(a, b, names) if what == "atoms" else []
+    caveats: list[Caveat] = []
+    for run in both:
+        caveats += [] if run.note is None else [Caveat(f"{run.name}: {run.note}")]
+        caveats += of_left_out(Side(run.name, (), (), (), left_out=tuple(run.about.left_out.items())))
+    caveats += [] if by_depth else [Caveat(SORTED)]
+    caveats += _of_coefficients(a, b, names) if what == "atoms" else []
     labels = (a.name, b.name) if len(runs) == 1 or a.name != b.name else (f"{a.name} (A)", f"{b.name} (B)")
     settings = {"stored as": a.about.dtype, "rows": a.about.rows or "none"}
     return Dynamics(
@@ -227,71 +226,70 @@ def _compare(
         tuple(names),
         tuple(a.steps),
         tuple(b.steps),
-        {measure.name: _at_sites(measure, a, b, names, budget, known) for measure in chosen},
+        {measure.name: _at_sites(measure, a, b, names, budget, caveats) for measure in chosen},
         len(runs) == 2,
-        provenance(settings=settings, models=[*(run.about.model for run in every), *weights], data=data),
+        provenance(settings=settings, models=[*(run.about.model for run in both), *weights], data=data),
         by_depth,
     )
 
 
 def _common_sites(a: Run, b: Run, sites: Any) -> list[str]:
-    """Sites that both runs have; raises where their shapes or the probes differ."""
+    """The sites that both runs have; raises if their shapes or the probes differ."""
     if a.about.what != b.about.what:
         raise ValueError(f"{a.name} is a record of {a.about.what}, {b.name} of {b.about.what}")
     if a.about.probe != b.about.probe:
-        one, other = (run.about.probe or {} for run in (a, b))
+        probe_a, probe_b = (run.about.probe or {} for run in (a, b))
         raise ValueError(
-            f"{a.name} was probed with {one.get('inputs')} inputs ({str(one.get('digest'))[:8]}), {b.name} with "
-            f"{other.get('inputs')} ({str(other.get('digest'))[:8]}): rows of other inputs cannot be paired"
+            f"{a.name} was probed with {probe_a.get('inputs')} inputs ({str(probe_a.get('digest'))[:8]}), {b.name} "
+            f"with {probe_b.get('inputs')} ({str(probe_b.get('digest'))[:8]}): rows of other inputs cannot be paired"
         )
-    own = [choose_sites(run.sites, sites, f"site recorded in {run.folder}") for run in (a, b)]
-    if set(own[0]) != set(own[1]):
-        alone = [[site for site in mine if site not in theirs] for mine, theirs in (own, own[::-1])]
-        text = "; ".join(f"only {r.name} has {', '.join(o[:3])}" for r, o in zip((a, b), alone, strict=True) if o)
-        raise ValueError(f"two runs are compared at sites of the same name, and {text}. sites= names common ones")
-    for site in own[0]:
+    sites_a, sites_b = (choose_sites(run.sites, sites, f"site recorded in {run.folder}") for run in (a, b))
+    alone = [(a, [s for s in sites_a if s not in sites_b]), (b, [s for s in sites_b if s not in sites_a])]
+    if text := "; ".join(f"only {run.name} has {listed(names)}" for run, names in alone if names):
+        raise ValueError(f"two runs are compared at sites of the same name, but {text}. sites= names common ones")
+    for site in sites_a:
         shape_a, shape_b = a.shape(site), b.shape(site)
         if shape_a != shape_b and (a.about.what != "activations" or shape_a[0] != shape_b[0]):
             raise ValueError(f"site {site} is {shape_a} in {a.name} and {shape_b} in {b.name}")
-    return own[0]
+    return sites_a
 
 
 def _of_coefficients(a: Run, b: Run, sites: Sequence[str]) -> Iterator[Caveat]:
-    """Atoms correspond only as long as the coefficients stay the same."""
+    """Caveats about coefficients that differ: atoms correspond only as long as the coefficients stay the same."""
     for run in dict.fromkeys((a, b)):
         text = (
-            f"{run.name}: the coefficients were trained as well, so the atoms tell of a part of the change only; "
-            "freeze(model, 'coefficients') keeps them"
+            f"{run.name}: the coefficients were trained too, so the atoms show only a part of the change; "
+            "freeze(model, 'coefficients') keeps them fixed"
         )
         yield from (Caveat(text, site) for site in run.coefficients_moved() if site in sites)
     if a is not b:
-        ours, theirs = (run.coefficient_sums()[-1:, [run.sites.index(site) for site in sites]] for run in (a, b))
-        text = f"{a.name} and {b.name} have other coefficients: atom i of one is not atom i of the other"
-        yield from (Caveat(text, site) for site, other in zip(sites, differ(ours, theirs), strict=True) if other)
+        sums_a, sums_b = (run.coefficient_sums()[-1:, [run.sites.index(site) for site in sites]] for run in (a, b))
+        text = f"{a.name} and {b.name} have different coefficients: atom i of one is not atom i of the other"
+        yield from (Caveat(text, site) for site, differs in zip(sites, differ(sums_a, sums_b), strict=True) if differs)
 
 
-# Every time against every other at each site: one product for all pairs where the maths allows
+# Every time against every other at each site: one product for all pairs if the measure allows it
 
-NOTHING_LEFT = 1e-12  # share of ‖K‖² that is rounding, once its diagonal is taken off
+NOTHING_LEFT = 1e-12  # share of ‖K‖² that is rounding, once its diagonal is removed
 
 
 def _at_sites(measure: Measure, a: Run, b: Run, sites: Sequence[str], budget: int, known: Sequence[Caveat]) -> Estimate:
-    """One measure at all sites; a site that it cannot be computed at is NaN, with the reason."""
+    """One measure at all sites; NaN with the reason for a site at which it cannot be computed."""
     values = np.full((len(sites), len(a.frames), len(b.frames)), np.nan)
-    caveats, refused = list(known), []
+    caveats, errors = list(known), []
     for k, site in enumerate(track(sites, measure.name, len(sites), "sites")):
         try:
-            value, doubts = _at_site(measure, a, b, site, budget)
+            value, more = _at_site(measure, a, b, site, budget)
         except DamagedFile:
             raise
         except (ValueError, ImportError, torch.linalg.LinAlgError) as error:
-            refused.append(error)
+            errors.append(error)
             caveats.append(Caveat(f"undefined: {error}", site, undefined=True))
             continue
         values[k] = snap_to_bounds(value, measure).numpy()
-        caveats += doubts
-    if len(refused) == len(sites):
-        raise ValueError(f"{measure.name} is undefined at every site; {sites[0]}: {refused[0]}") from refused[0]
+        caveats += more
+    if len(errors) == len(sites):
+        raise ValueError(f"{measure.name} is undefined at every site; {sites[0]}: {errors[0]}") from errors[0]
     what, shape = a.about.what, a.shape(sites[0])
     n, statistic = shape[0], f"all {shape[0]} rows"
     if what != "activations":
@@ -303,7 +301,7 @@ def _at_site(measure: Measure, a: Run, b: Run, site: str, budget: int) -> tuple[
     """All times of A against all times of B at one site, and the caveats of these values."""
     n = a.shape(site)[0]
     entries = n**2 if issubclass(measure.reads, Alignment) else max(math.prod(run.shape(site)) for run in (a, b))
-    count = max(1, budget // (2 * 8 * entries))  # states of each side that are held at a time
+    count = max(1, budget // (2 * 8 * entries))  # states of each side in memory at a time
     undefined: dict[Run, dict[int, str]] = {a: {}, b: {}}
 
     def read(run: Run, start: int) -> dict[int, Tensor]:
@@ -327,23 +325,22 @@ def _at_site(measure: Measure, a: Run, b: Run, site: str, budget: int) -> tuple[
                 values[np.ix_(list(left), list(right))] = part.double().cpu()
     if mirrored:
         values = torch.triu(values) + torch.triu(values, 1).T
-    doubts = []
+    caveats = []
     for run, reasons in undefined.items():
         for reason in dict.fromkeys(reasons.values()):
-            steps = [str(run.steps[k]) for k, why in reasons.items() if why == reason]
-            more = f" and {len(steps) - SHOWN} more" if len(steps) > SHOWN else ""
-            named = f"step{'s' * (len(steps) > 1)} {', '.join(steps[:SHOWN])}{more}"
-            doubts.append(Caveat(f"{run.name}, {named}: {reason}", site))
+            steps = [run.steps[k] for k, why in reasons.items() if why == reason]
+            text = f"{run.name}, step{'s' * (len(steps) > 1)} {listed(steps, 6)}: {reason}"
+            caveats.append(Caveat(text, site))
     if a.about.what == "activations" and measure.few_rows is not None:
         effects = {"biased": f"biased {measure.closer}", "infinite": "values are infinite"}
         effect = effects.get(measure.few_rows, "values saturate")
         widths = dict.fromkeys(run.shape(site)[1] for run in (a, b))
-        doubts += [Caveat(f"n={n} rows for a width of {w}: {effect}", site) for w in widths if n <= w]
-    return values, doubts
+        caveats += [Caveat(f"n={n} rows for a width of {w}: {effect}", site) for w in widths if n <= w]
+    return values, caveats
 
 
 def _way(measure: Measure) -> Literal["atoms", "cosines", "tensors", "grams", "rows"]:
-    """What a measure makes of two states: all but tensors and rows are compared by one product for all pairs."""
+    """How a measure compares two states: all but tensors and rows by one product for all pairs."""
     if issubclass(measure.reads, Atoms):
         return "atoms"
     if issubclass(measure.reads, TensorPair):
@@ -352,7 +349,7 @@ def _way(measure: Measure) -> Literal["atoms", "cosines", "tensors", "grams", "r
 
 
 def _state(measure: Measure, state: Tensor) -> Tensor | str:
-    """What a measure reads of one state, in float64; or why the state cannot be compared with any other."""
+    """What a measure reads of one state, in float64; or the reason why the state cannot be compared."""
     way, state = _way(measure), state.double()
     if bad := int((~torch.isfinite(state)).sum()):
         return f"{bad} of {state.numel()} numbers are NaN or infinite"
@@ -375,12 +372,12 @@ def _state(measure: Measure, state: Tensor) -> Tensor | str:
         return gram.flatten()
     hollow = u_centred(gram)
     if not float(hollow.square().sum()) > NOTHING_LEFT * float(gram.square().sum()):
-        return "all rows are equally far apart: nothing is left once the diagonal is taken off"
+        return "all rows are equally far apart: nothing is left once the diagonal is removed"
     return hollow.flatten()
 
 
 def _all_pairs(measure: Measure, left: Mapping[int, Tensor], right: Mapping[int, Tensor], *, once: bool) -> Tensor:
-    """All pairs of states; `once`: those on and above the diagonal only, where pairs are compared one by one."""
+    """All pairs of states; `once`: only those on and above the diagonal, if pairs are compared one by one."""
     way, xs, ys = _way(measure), list(left.values()), list(right.values())
     if way == "tensors":
         spectra: dict[int, Tensor] = {}  # of single states

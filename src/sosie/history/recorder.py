@@ -1,9 +1,9 @@
-"""A record of training: atoms, weights or activations at each step, in a folder that survives a kill."""
+"""Records of training: atoms, weights or activations at each step, in a folder that survives a kill."""
 
 from __future__ import annotations
 
-import copy
 import hashlib
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor, nn
 
-from ..capture import Batches, Chunk, Rule, check_rule, count_inputs, cut, recut, unwrap, without_labels
+from ..capture import Batches, Chunk, Rule, check_rule, copied, count_inputs, cut, recut, unwrap, without_labels
 from ..capture.batches import explain_types
 from ..capture.sites import named_parameters
 from ..checks import one_of, whole_number
@@ -34,14 +34,14 @@ class Recorder(AbstractContextManager["Recorder"]):
 
     `what`: the atoms of layers made of them, the weights of layers, or activations on `probe` (data as for `compare`),
     which become rows by the rule `rows`. `sites`: names, globs or types; None takes all layers of atoms, all layers
-    with a matrix of weights, or for activations blocks or layers as `compare` does. Every `every`-th step is recorded.
-    Numbers are stored as `dtype`. `prepare` and `inputs` are as for `compare`. `by_depth=False` says that sites are not
-    in order of depth, as in a state dict that is sorted by name; then nothing is concluded from their order.
+    with a matrix of weights, or for activations blocks or layers as `compare` does. Every `every`-th step is recorded,
+    in numbers of type `dtype`. `prepare` and `inputs` are as for `compare`. `by_depth=False`: sites are not in order of
+    depth (as in a state dict sorted by name), so nothing is concluded from their order.
 
     The folder holds run.json and records, which grows by whole records: a run that is killed loses at most the record
-    it was writing. Opened again for the same model, sites and probe it goes on after the last step; an earlier step is
-    an error, and `resume(step)` removes the records that a run which goes back to a checkpoint will make again. The
-    model's mode, gradients and random state stay as found.
+    it was writing. A recorder of the same model, sites and probe continues after the last step of its folder; an
+    earlier step raises. `resume(step)` removes later records, for a run that goes back to a checkpoint. The model's
+    mode, gradients and random state are left as found.
     """
 
     def __init__(
@@ -64,8 +64,6 @@ class Recorder(AbstractContextManager["Recorder"]):
             raise ValueError("activations need inputs: give probe=")
         if probe is not None and what != "activations":
             raise ValueError(f"probe= is for activations, not for {what}")
-        if isinstance(probe, (int, float)):
-            raise ValueError(f"probe={probe!r}: the inputs themselves (a tensor, batches, 'demo'), not how many")
         if dtype not in CODES:
             raise ValueError(f"dtype={dtype}: one of {', '.join(map(str, CODES))}")
         self.folder, self.model, self.what = Path(folder), model, what
@@ -77,7 +75,7 @@ class Recorder(AbstractContextManager["Recorder"]):
             self._probe = probe if isinstance(probe, Probe) else Probe(probe, rows, prepare=prepare, inputs=inputs)
         self.about = self._describe(by_depth)
         if self.folder.exists() and not self.folder.is_dir():
-            raise NotADirectoryError(f"{self.folder} is a file; a run is recorded in a folder")
+            raise NotADirectoryError(f"{self.folder} is a file: name a folder")
         known = About.read(self.folder)
         if known is not None:
             known.check_same(self.about, self.folder)
@@ -89,7 +87,7 @@ class Recorder(AbstractContextManager["Recorder"]):
             self.about.save(self.folder)
         self._head, _, self._size = self.about.layout()
         self._writer = FrameWriter(self.folder / RECORDS)
-        self.note = self._writer.torn  # what an interruption lost, in words
+        self.note = self._writer.torn  # a message about what an interruption lost
         if self.note is not None:
             warnings.warn(f"{self.folder}: {self.note}", stacklevel=2)
 
@@ -107,21 +105,21 @@ class Recorder(AbstractContextManager["Recorder"]):
         """Record the model as it is now; a step that `every` leaves out costs nothing."""
         step = whole_number(step, "step", least=0, most=2**63 - 1)
         if self._writer.closed:
-            raise ValueError(f"the recorder of {self.folder} is closed; open it again to go on")
+            raise ValueError(f"the recorder of {self.folder} is closed: open it again to continue")
         if step % self.every:
             return
         if self.steps and step <= self.steps[-1]:
             raise ValueError(
-                f"step {step} is not after step {self.steps[-1]}, the last on record in {self.folder}: a new run needs "
-                "a folder of its own; one that went back to a checkpoint calls resume(step) first"
+                f"step {step} is not after step {self.steps[-1]}, the last on record in {self.folder}: name another "
+                "folder for a new run, or call resume(step) first to go back to a checkpoint"
             )
         self._writer.append(step, self._payload())
 
     def resume(self, step: int) -> list[int]:
-        """Go on from the state at `step`: removes the records of later steps, and returns those steps."""
+        """Continue from the state at `step`: remove the records of later steps, and return those steps."""
         if step <= 0 and self.steps:
             raise ValueError(
-                f"{self.folder} has records up to step {self.steps[-1]}, and this run starts at step {step}: name "
+                f"{self.folder} has records up to step {self.steps[-1]} and this run starts at step {step}: name "
                 "another folder"
             )
         return self._writer.drop_after(step)
@@ -144,15 +142,14 @@ class Recorder(AbstractContextManager["Recorder"]):
             rows, left_out = self._probe.rule, self._probe.left_out
         else:
             shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors()[0].items()}
-        own = named_parameters(self.model)
+        parameters = {name: tuple(tensor.shape) for name, tensor in named_parameters(self.model).items()}
         kind = type(unwrap(self.model)).__name__ if isinstance(self.model, nn.Module) else "state dict"
-        model = f"{kind}, {sum(tensor.numel() for tensor in own.values()):,} parameters"
-        parameters = {name: tuple(tensor.shape) for name, tensor in own.items()}
-        kept = tuple(shapes), tuple(shapes.values())
-        return About(self.what, *kept, CODES[self._dtype], model, parameters, rows, probe, by_depth, left_out)
+        model = f"{kind}, {sum(map(math.prod, parameters.values())):,} parameters"
+        sites = tuple(shapes), tuple(shapes.values())
+        return About(self.what, *sites, CODES[self._dtype], model, parameters, rows, probe, by_depth, left_out)
 
     def _tensors(self) -> tuple[dict[str, Tensor], bytes]:
-        """The tensor of each site; and, for atoms, two sums of each layer's coefficients."""
+        """The tensor of each site and, for atoms, two sums of each layer's coefficients."""
         if self._probe is not None:
             assert isinstance(self.model, nn.Module)
             return self._probe.take(self.model, self._sites), b""
@@ -163,14 +160,14 @@ class Recorder(AbstractContextManager["Recorder"]):
         return {name: atoms for name, (atoms, _) in layers.items()}, _bytes(torch.stack(sums))
 
     def _payload(self) -> bytes:
-        """The numbers of one record: one copy off the device for all sites together."""
+        """The numbers of one record, copied off the device for all sites together."""
         tensors, sums = self._tensors()
-        then = dict(zip(self.about.sites, self.about.shapes, strict=True))
+        before = dict(zip(self.about.sites, self.about.shapes, strict=True))
         now = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        if then != now:
-            odd = next(site for site in {**then, **now} if then.get(site) != now.get(site))
-            raise ValueError(f"site {odd} was {then.get(odd)} and is {now.get(odd)}: a run keeps its shapes")
-        content = self._head + _bytes(torch.cat([tensors[site].to(self._dtype).flatten() for site in then])) + sums
+        if before != now:
+            odd = next(site for site in {**before, **now} if before.get(site) != now.get(site))
+            raise ValueError(f"site {odd} was {before.get(odd)} and is {now.get(odd)}: a run cannot change its shapes")
+        content = self._head + _bytes(torch.cat([tensors[site].to(self._dtype).flatten() for site in before])) + sums
         assert len(content) == self._size
         return content
 
@@ -179,53 +176,70 @@ def _bytes(tensor: Tensor) -> bytes:
     return tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
 
 
-# What is recorded of a model: its atoms, its weights, or its activations on a probe set
+# What is recorded: atoms, weights, or activations on a probe set
 
 
 def _atoms(model: Model, sites: Any) -> dict[str, tuple[Tensor, Tensor]]:
-    """Atoms and coefficients of the layers made of them, in the order of registration."""
+    """The atoms and coefficients of the layers made of them, in the order of registration."""
+    parameters = named_parameters(model)
+    modules: Mapping[str, nn.Module | None]
     if isinstance(model, nn.Module):
         modules = atom_layers(unwrap(model))
-        layers = {name: (layer.atoms.detach(), layer.coefficients.detach()) for name, layer in modules.items()}
     else:
-        modules = {}
-        names = [name.removesuffix(".atoms") for name in model if name.endswith(".atoms")]
-        layers = {n: (model[f"{n}.atoms"], model[f"{n}.coefficients"]) for n in names if f"{n}.coefficients" in model}
-    if not layers:
+        names = [name.removesuffix(".atoms") for name in parameters if name.endswith(".atoms")]
+        modules = {name: None for name in names if f"{name}.coefficients" in parameters}
+    if not modules:
         raise ValueError(
             "the model has no layer of atoms: decompose(model, m) or with_atoms(model, m) of sosie.models.atoms makes "
-            "them; or keep weights or activations"
+            "them; or record weights or activations"
         )
-    return {name: layers[name] for name in choose_sites(layers, sites, "layer of atoms", modules)}
+    return {
+        name: (
+            _tensor(parameters, name, "atoms", modules[name]),
+            _tensor(parameters, name, "coefficients", modules[name]),
+        )
+        for name in choose_sites(modules, sites, "layer of atoms", modules)
+    }
 
 
 def _weights(model: Model, sites: Any) -> dict[str, Tensor]:
-    """Weights of layers that hold a matrix of them, in the order of registration; of atoms, the kernels made of them.
+    """The weights of layers that have a matrix of them, in the order of registration; of atoms, their kernels.
 
     Sites are layers or parameters by name, globs of them, or types of layers.
     """
-    weights: dict[str, Tensor] = {}
-    modules: dict[str, nn.Module] = {}
     parameters = named_parameters(model)
     if isinstance(model, nn.Module):
-        for name, module in unwrap(model).named_modules():
-            weight = getattr(module, "weight", None)
-            if name and isinstance(weight, Tensor) and weight.ndim > 1:
-                weights[name], modules[name] = weight.detach(), module
+        modules: dict[str, nn.Module | None] = dict(unwrap(model).named_modules())
     else:
-        for full, tensor in parameters.items():
-            name, _, last = full.rpartition(".")
-            if name and last == "weight" and tensor.ndim > 1:
-                weights[name] = tensor
-            elif last == "atoms" and f"{name}.coefficients" in parameters:
-                with products():
-                    weights[name] = torch.einsum("oim,mhw->oihw", parameters[f"{name}.coefficients"], tensor)
+        modules = dict.fromkeys(name.rpartition(".")[0] for name in parameters)
+    weights: dict[str, Tensor] = {}
+    for name, module in modules.items():
+        weight = _weight(parameters, name, module)
+        if name and isinstance(weight, Tensor) and weight.ndim > 1:
+            weights[name] = weight
     if sites is None:
         if not weights:
             raise ValueError("the model has no layer with a matrix of weights; name parameters as sites")
         return weights
     every = {**weights, **{name: tensor for name, tensor in parameters.items() if name not in weights}}
-    return {name: every[name] for name in choose_sites(every, sites, "layer or parameter", modules)}
+    layers = {name: modules[name] for name in weights}
+    return {name: every[name] for name in choose_sites(every, sites, "layer or parameter", layers)}
+
+
+def _weight(parameters: Mapping[str, Tensor], name: str, module: nn.Module | None) -> Any:
+    atoms, coefficients = (parameters.get(f"{name}.{part}") for part in ("atoms", "coefficients"))
+    if atoms is None or coefficients is None:
+        return _tensor(parameters, name, "weight", module)
+    with products():
+        return (coefficients.flatten(0, 1) @ atoms.flatten(1)).view(*coefficients.shape[:2], *atoms.shape[1:])
+
+
+def _tensor(parameters: Mapping[str, Tensor], name: str, part: str, module: nn.Module | None) -> Any:
+    """A layer's tensor as `named_parameters` computes it; a shared one, which that names once, from the layer."""
+    if f"{name}.{part}" in parameters:
+        return parameters[f"{name}.{part}"]
+    own = getattr(module, part, None)
+    return own.detach() if isinstance(own, Tensor) else own
 
 
 class Probe:
@@ -245,18 +259,12 @@ class Probe:
 
             data = open_data(data)
         check_rule(rows)
-        # Read once: a loader that shuffles would give other inputs at each step.
-        self.batches = [chunk.batch for chunk in recut(Batches(data), block=None, max_rows=max_rows)]
+        # Read once and copied: a loader may shuffle, and the tensors may be written to before the next step.
+        self.batches = [copied(chunk.batch) for chunk in recut(Batches(data), block=None, max_rows=max_rows)]
         self.inputs = sum(map(count_inputs, self.batches))
-        self.rows, self._prepare, self._inputs = rows, prepare, inputs
+        self.rows, self.prepare, self._inputs = rows, prepare, inputs
         self.rule = rows if isinstance(rows, str) else getattr(rows, "__name__", "function")
-        self.left_out: dict[str, str] = {}  # sites that were not named one by one and gave no rows, and why
-
-    def prepared(self, prepare: Callable[[Any], Any] | None) -> Probe:
-        """The same inputs for a model with a normalisation of its own."""
-        probe = copy.copy(self)
-        probe._prepare = prepare
-        return probe
+        self.left_out: dict[str, str] = {}  # sites not named one by one that gave no rows, and why
 
     def digest(self) -> str:
         """A digest of the inputs without their labels, the same however they are cut into batches."""
@@ -267,14 +275,14 @@ class Probe:
         return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
     def shapes(self, model: nn.Module, sites: Any) -> dict[str, tuple[int, ...]]:
-        """The sites in execution order with the shape of their rows, found by running two inputs."""
+        """The sites in execution order with the shapes of their rows, from a forward of two inputs."""
         count = min(2, count_inputs(self.batches[0]))
         few = self.take(model, sites, [cut(self.batches[0], 0, count)])
         return {site: (round(len(rows) / count * self.inputs), rows.shape[1]) for site, rows in few.items()}
 
     def take(self, model: nn.Module, sites: Any, batches: list[Any] | None = None) -> dict[str, Tensor]:
         """The rows (n, p) of each site, on the model's device; of all batches by default."""
-        network = Network(model, type(model).__name__, sites, self.rows, self._prepare, self._inputs)
+        network = Network(model, type(model).__name__, sites, self.rows, self.prepare, self._inputs)
         parts: dict[str, list[Tensor]] = {}
         start = 0
 
@@ -311,7 +319,7 @@ def _feed(parts: dict[str, Any], name: str, value: Any) -> None:
             digest.update(f"{item!r},".encode())
 
 
-# A recorder as a callback of Lightning's or Hugging Face's trainer, each imported on first use
+# Callbacks for the trainers of Lightning and Hugging Face, each imported on first use
 
 At = Literal["epoch", "step"]
 
@@ -319,8 +327,8 @@ At = Literal["epoch", "step"]
 def lightning_callback(recorder: Recorder, at: At = "epoch") -> Any:
     """A callback for Lightning's Trainer: records before training and after each epoch, or each optimiser step.
 
-    Give the recorder the module that is trained; its `every` thins out the steps. A fit that goes on from a checkpoint
-    first removes records of later steps; one that starts anew in a folder with records is an error.
+    Give the recorder the module that is trained; its `every` thins out the steps. A fit that resumes from a checkpoint
+    first removes records of later steps; one that starts anew in a folder with records raises.
     """
     try:
         from lightning.pytorch import Callback
@@ -332,7 +340,7 @@ def lightning_callback(recorder: Recorder, at: At = "epoch") -> Any:
     one_of(at, "at", ("epoch", "step"))
 
     class RecorderCallback(Callback):
-        """Keeps a record of training."""
+        """Records training."""
 
         def on_train_start(self, trainer: Any, pl_module: nn.Module) -> None:
             if trainer.is_global_zero:
@@ -368,7 +376,7 @@ def hf_callback(recorder: Recorder, at: At = "step") -> Any:
         return int(state.global_step) if at == "step" else round(state.epoch or 0)
 
     class RecorderCallback(TrainerCallback):
-        """Keeps a record of training."""
+        """Records training."""
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.is_world_process_zero:
@@ -395,6 +403,6 @@ def _start(recorder: Recorder, step: int) -> None:
 
 
 def _record_once(recorder: Recorder, step: int) -> None:
-    """With accumulated gradients several batches end in the same step."""
+    """Record, unless this step is on record: with accumulated gradients several batches end in the same step."""
     if not recorder.steps or step > recorder.steps[-1]:
         recorder.record(step)

@@ -1,4 +1,4 @@
-"""What a recorder writes, to be read again: run.json says what it is, records holds a frame for each step."""
+"""The folder of a recorded run: run.json describes it, and records holds a frame for each step."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..capture import nearest
+from ..checks import listed, matching, nearest
 from ..files import DamagedFile, check_schema, read_json, write_json
 
 try:
@@ -26,7 +25,7 @@ try:
 except ImportError:  # there are no such locks on Windows
     fcntl = None  # type: ignore[assignment]
 
-# A file of frames that only grows: whatever moment its writer is killed at, all frames but the last are whole
+# A file of frames that only grows: whenever its writer is killed, all frames but the last are whole
 
 MAGIC = b"sosieFRM"
 _HEAD = struct.Struct("<8sqQI")  # magic, step, bytes of payload, its checksum; then a checksum of these
@@ -35,7 +34,7 @@ HEAD = _HEAD.size + _CHECK.size
 
 
 class Frame(NamedTuple):
-    """Where a record lies in its file."""
+    """The place of a record in its file."""
 
     step: int
     start: int  # of the payload
@@ -51,12 +50,12 @@ class Frame(NamedTuple):
         return self.start + self.size
 
     def is_whole(self, file: memoryview) -> bool:
-        """Whether its payload is there and fits the checksum."""
+        """Whether its payload is complete and matches the checksum."""
         return self.ends <= len(file) and zlib.crc32(file[self.start : self.ends]) == self.checksum
 
 
 def framed(step: int, payload: bytes) -> bytes:
-    """A payload with its head, to be written in one go."""
+    """A payload with its head, to be written at once."""
     head = _HEAD.pack(MAGIC, step, len(payload), zlib.crc32(payload))
     return head + _CHECK.pack(zlib.crc32(head)) + payload
 
@@ -76,10 +75,10 @@ def mapped(path: Path) -> Iterator[memoryview]:
 
 
 def scan(path: Path) -> tuple[list[Frame], int, str | None]:
-    """The whole frames of a file by their heads, where they end, and in words what was left out after them.
+    """The whole frames of a file by their heads, where they end, and a message about what was left out after them.
 
-    Only the last one's payload is read. A last frame that ends early comes from a kill, and is left out. Any other
-    damage is an error: a frame of full length with a wrong checksum, a broken head, damage with whole frames after it.
+    Only the last payload is read. A last frame that ends early comes from a kill, and is left out. Any other damage
+    raises: a frame of full length with a wrong checksum, a broken head, damage with whole frames after it.
     """
     frames: list[Frame] = []
     with mapped(path) as whole:
@@ -90,33 +89,33 @@ def scan(path: Path) -> tuple[list[Frame], int, str | None]:
             frames.append(frame)
             place = frame.ends
         last_is_whole = not frames or frames[-1].is_whole(whole)
-        doubtful = place if last_is_whole else frames[-1].begins  # the last frame may reach over others
+        doubtful = place if last_is_whole else frames[-1].begins  # the last frame may cover others
         frame = _frame_at(whole, doubtful)
         if frame is None:
-            fault = "there is no head of a frame"
+            fault = "there is no frame"
         elif frame.ends > size:
-            fault = f"its frame says that it has {frame.size} bytes, more than are left"
+            fault = f"the frame has {frame.size} bytes, more than are left"
         else:
-            fault = "its frame has a wrong checksum"
+            fault = "the frame has a wrong checksum"
         if (later := _later_frame(whole, doubtful + 1)) is not None:
             raise DamagedFile(
-                f"{path} is damaged at byte {doubtful}: {fault}, and the frame of step {later.step} after it is whole, "
+                f"{path} is damaged at byte {doubtful}: {fault}, but the frame of step {later.step} after it is whole, "
                 "so the run was not merely interrupted"
             )
         if not last_is_whole or (size - place >= HEAD and frame is None):
             raise DamagedFile(
-                f"{path} is damaged at byte {doubtful}: {fault}, which is not what a kill leaves. Restore it from a "
-                f"copy, or cut the file there (truncate -s {doubtful}) to go on without what follows"
+                f"{path} is damaged at byte {doubtful}: {fault}, which a kill does not cause. Restore it from a copy, "
+                f"or cut the file there (truncate -s {doubtful}) to continue without what follows"
             )
     torn = None
     if place < size:
         after = f"after step {frames[-1].step}" if frames else "at the start"
-        torn = f"{path.name}: {size - place} bytes of an unfinished record {after} were left out"
+        torn = f"{path.name}: left out {size - place} bytes of an unfinished record {after}"
     return frames, place, torn
 
 
 def _frame_at(whole: memoryview, place: int) -> Frame | None:
-    """The frame whose head is at this place, if there is a head."""
+    """The frame whose head is at this place, if there is one."""
     head = bytes(whole[place : place + HEAD])
     if len(head) < HEAD or head[: len(MAGIC)] != MAGIC:
         return None
@@ -140,7 +139,7 @@ def _later_frame(whole: memoryview, place: int) -> Frame | None:
 
 
 class FrameWriter:
-    """Appends frames; one process at a time."""
+    """Appends frames to a file; one process at a time."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -155,7 +154,7 @@ class FrameWriter:
             os.close(self._file)
             self._file = -1
             if isinstance(error, BlockingIOError):
-                message = f"{path.parent}: another recorder is writing here; close it, or name another folder"
+                message = f"another recorder writes to {path.parent}: close it, or name another folder"
                 raise BlockingIOError(message) from error
             raise
 
@@ -166,13 +165,13 @@ class FrameWriter:
             while written < len(content):  # a write of more than 2 GiB takes several
                 written += os.write(self._file, content[written:])
         except BaseException:
-            os.ftruncate(self._file, self._end)  # a full disk costs this record and no other
+            os.ftruncate(self._file, self._end)  # a full disk costs only this record
             raise
         self.frames.append(Frame(step, self._end + HEAD, len(payload), zlib.crc32(payload)))
         self._end += len(content)
 
     def drop_after(self, step: int) -> list[int]:
-        """Remove the records of later steps, and return those steps."""
+        """Remove the records of later steps; returns those steps."""
         later = [frame for frame in self.frames if frame.step > step]
         if later:
             os.ftruncate(self._file, later[0].begins)
@@ -187,7 +186,7 @@ class FrameWriter:
             self._file = -1
 
     def __del__(self) -> None:
-        # A writer that nobody closed, in a notebook say, must not keep its folder locked.
+        # A writer that is not closed, for example in a notebook, must not keep its folder locked.
         if getattr(self, "_file", -1) >= 0:
             os.close(self._file)
 
@@ -196,12 +195,12 @@ class FrameWriter:
         return self._file < 0
 
 
-# What a run is a record of, and its records
+# The description of a run, and its records
 
 ABOUT, RECORDS = "run.json", "records"
 FORMAT, VERSION = "sosie-run", 2
 KINDS = ("atoms", "weights", "activations")
-SUMS = ".coefficients"  # beside atoms: sum and sum of squares of each layer's coefficients; no module is called so
+SUMS = ".coefficients"  # beside atoms: sum and sum of squares of each layer's coefficients; no module has this name
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 SCHEMA = {
@@ -218,37 +217,35 @@ SCHEMA = {
     "run?": str,
 }
 
-SHOWN = 4  # differences that an error names
-
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class About:
-    """What a run is a record of; a recorder that goes on with it must agree."""
+    """The description of a run; a recorder that continues it must agree."""
 
     what: str
     sites: tuple[str, ...]
-    shapes: tuple[Shape, ...]  # of what is kept at each site
+    shapes: tuple[Shape, ...]  # of what is recorded at each site
     dtype: str  # F32, F64, F16, BF16
     model: str  # in words
     parameters: dict[str, Shape]
     rows: str | None = None  # the row rule of activations
-    probe: dict[str, Any] | None = None  # inputs and digest of what activations are of
-    by_depth: bool = True  # whether sites are in order of depth; weights by name alone may not be
+    probe: dict[str, Any] | None = None  # number and digest of the inputs that gave the activations
+    by_depth: bool = True  # whether sites are in order of depth; sites of weights alone may not be
     left_out: dict[str, str] = field(default_factory=dict)  # sites not named one by one that gave no rows, and why
-    run: str = ""  # a random name, in every record too, by which they belong together; older runs have none
+    run: str = ""  # a random name, also in every record, by which they belong together; older runs have none
 
     def save(self, folder: Path) -> None:
         write_json(folder / ABOUT, {"format": FORMAT, "version": VERSION, **vars(self)}, indent=1)
 
     @classmethod
     def read(cls, folder: Path) -> About | None:
-        """What run.json says; None where there is none."""
+        """Read run.json; None if there is none."""
         path = folder / ABOUT
         if not path.is_file():
             if (folder / RECORDS).exists():
-                raise DamagedFile(f"{folder} has {RECORDS} but no {ABOUT}: without it they cannot be read")
+                raise DamagedFile(f"{folder} has {RECORDS} but no {ABOUT}, without which they cannot be read")
             return None
         content = read_json(path, FORMAT, VERSION, "recorded run")
         check_schema(path, content, SCHEMA)
@@ -265,7 +262,7 @@ class About:
         return about
 
     def layout(self) -> tuple[bytes, dict[str, tuple[int, Shape, torch.dtype]], int]:
-        """The head of each record (that of safetensors), where each tensor is in a record, and the record's size."""
+        """The head of each record (as of safetensors), the place of each tensor in it, and the record's size."""
         tensors = [(site, shape, self.dtype) for site, shape in zip(self.sites, self.shapes, strict=True)]
         tensors += [(SUMS, (len(self.sites), 2), "F32")] if self.what == "atoms" else []
         entries: dict[str, Any] = {}
@@ -283,22 +280,21 @@ class About:
         return head, places, len(head) + end
 
     def check_same(self, new: About, folder: Path) -> None:
-        """Raise if a recorder would go on with a run of something else; the error says what differs."""
-        then, now = self._facts(), new._facts()
+        """Raise if a recorder would continue a run of something else; the error names what differs."""
+        before, now = self._facts(), new._facts()
         if self.what != new.what:
-            then, now = ({"it holds": about.what} for about in (self, new))
+            before, now = ({"it holds": about.what} for about in (self, new))
         faults = [
-            f"{fact} {then.get(fact, 'missing')} there and {now.get(fact, 'missing')} here"
-            for fact in {**then, **now}
-            if then.get(fact) != now.get(fact)
+            f"{fact} {before.get(fact, 'missing')} there and {now.get(fact, 'missing')} here"
+            for fact in {**before, **now}
+            if before.get(fact) != now.get(fact)
         ]
         if not faults and self.sites != new.sites:
-            faults.append(f"its sites are in another order: {', '.join(self.sites[:4])}")
+            faults.append(f"its sites are in another order: {listed(self.sites)}")
         if faults:
-            more = f" and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
             raise ValueError(
-                f"{folder} is a run of something else ({self.model}; here {new.model}): {'; '.join(faults[:SHOWN])}"
-                f"{more}. Name another folder"
+                f"{folder} is a run of something else ({self.model}; here {new.model}): "
+                f"{listed(faults, separator='; ')}. Name another folder"
             )
 
     def _facts(self) -> dict[str, Any]:
@@ -312,12 +308,12 @@ class About:
 
 @dataclass(eq=False)
 class Run:
-    """A recorded run, read piece by piece."""
+    """A recorded run, read on demand."""
 
     folder: Path
     about: About
     frames: list[Frame]
-    note: str | None  # what an interruption lost, in words
+    note: str | None  # a message about what an interruption lost
 
     def __post_init__(self) -> None:
         self._head, self._places, self._size = self.about.layout()
@@ -339,7 +335,7 @@ class Run:
         return self.about.shapes[self.sites.index(site)]
 
     def tensor(self, k: int, site: str) -> Tensor:
-        """What the k-th record holds of a site."""
+        """The tensor of a site in the k-th record."""
         if site not in self._places:
             raise KeyError(f"no site {site!r} in {self.folder}{nearest(site, self.sites)}")
         frame, (start, shape, dtype) = self.frames[k], self._places[site]
@@ -364,18 +360,18 @@ class Run:
         raise DamagedFile(f"{self.folder}: the record of step {frame.step} {fault}")
 
     def coefficient_sums(self) -> Tensor:
-        """(steps, layers, 2)"""
+        """Sum and sum of squares of each layer's coefficients, (steps, layers, 2)."""
         return torch.stack([self.tensor(k, SUMS) for k in range(len(self.frames))])
 
     def coefficients_moved(self) -> list[str]:
-        """Layers of atoms whose coefficients changed during the run."""
+        """The layers of atoms whose coefficients changed during the run."""
         sums = self.coefficient_sums()
         return [site for site, moved in zip(self.sites, differ(sums, sums[:1]), strict=True) if moved]
 
 
-def differ(one: Tensor, other: Tensor) -> list[bool]:
+def differ(sums_a: Tensor, sums_b: Tensor) -> list[bool]:
     """For each layer, whether sums (steps, layers, 2) of its coefficients ever differ by more than rounding."""
-    return (~torch.isclose(one, other, rtol=1e-5, atol=0)).any(2).any(0).tolist()
+    return (~torch.isclose(sums_a, sums_b, rtol=1e-5, atol=0)).any(2).any(0).tolist()
 
 
 def is_run(thing: Any) -> bool:
@@ -383,7 +379,7 @@ def is_run(thing: Any) -> bool:
 
 
 def open_run(folder: str | os.PathLike[str]) -> Run:
-    """Open a folder that a `Recorder` wrote. A record that a kill cut off is left out, and `note` says so."""
+    """Open a folder that a `Recorder` wrote. A record that a kill cut off is left out and reported in `note`."""
     folder = Path(folder)
     about = About.read(folder)
     if about is None:
@@ -393,20 +389,22 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
 
 
 def choose_sites(
-    known: Mapping[str, Any] | tuple[str, ...], sites: Any, word: str, modules: Mapping[str, nn.Module] | None = None
+    known: Mapping[str, Any] | tuple[str, ...],
+    sites: Any,
+    word: str,
+    modules: Mapping[str, nn.Module | None] | None = None,
 ) -> list[str]:
     """The known names that `sites` (names, globs, types of modules) select, in their known order; None: all."""
     if sites is None:
         return list(known)
-    wanted: set[str] = set()
-    for asked in [sites] if isinstance(sites, (str, type)) else sites:
-        if isinstance(asked, type):
-            fitting = {name for name, module in (modules or {}).items() if isinstance(module, asked)}
+    chosen: set[str] = set()
+    for site in [sites] if isinstance(sites, (str, type)) else sites:
+        if not isinstance(site, type):
+            chosen.update(matching(known, str(site), f"no {word} is called"))
+        elif fits := {name for name, module in (modules or {}).items() if isinstance(module, site)}:
+            chosen |= fits
         else:
-            fitting = {asked} & set(known) or {name for name in known if fnmatchcase(name, str(asked))}
-        if not fitting:
-            raise ValueError(f"no {word} is called {asked!r}{nearest(str(asked), known)}")
-        wanted |= fitting
-    if not wanted:
+            raise ValueError(f"no {word} is a {site.__name__}")
+    if not chosen:
         raise ValueError(f"an empty list of sites; leave sites out for every {word}")
-    return [name for name in known if name in wanted]
+    return [name for name in known if name in chosen]

@@ -1,4 +1,4 @@
-"""Groups of things that are alike, from a matrix of similarities."""
+"""Clusters of similar items, from a matrix of similarities."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def cluster(similarity: Tensor, count: int) -> Tensor:
-    """`count` groups of N things by average linkage on 1 − similarity (N, N): the group of each, (N,).
+    """Cluster N items into `count` groups by average linkage on 1 − similarity (N, N); return the group of each, (N,).
 
     Groups are numbered by their first member.
     """
@@ -20,61 +20,61 @@ def cluster(similarity: Tensor, count: int) -> Tensor:
 def clusterings(similarity: Tensor, counts: Sequence[int], *, ward: bool = False) -> list[Tensor]:
     """`cluster` for several numbers of groups, from one linkage.
 
-    `ward`: instead the groups are merged whose squared distances 2 − 2 similarity to their middle grow least (Ward
-    1963). Average linkage cuts off outliers one by one; this makes groups of similar size.
+    `ward` merges the groups whose squared distances 2 − 2 similarity to their centre grow least (Ward 1963). Average
+    linkage cuts off outliers one by one; Ward's makes groups of similar size.
     """
     from scipy.cluster.hierarchy import linkage
 
     n = _checked(similarity)
     for count in counts:
         if not 1 <= count <= n:
-            raise ValueError(f"{n} things cannot be put into {count} groups")
+            raise ValueError(f"{n} items cannot be put into {count} groups")
     if n == 1:
         return [torch.zeros(1, dtype=torch.long) for _ in counts]
     first, second = torch.triu_indices(n, n, 1)
     both = similarity.detach().cpu().double()
-    apart = (1 - (both + both.T) / 2)[first, second].numpy()
+    distances = (1 - (both + both.T) / 2)[first, second].numpy()
     if ward:
-        apart = np.sqrt(2 * np.where(apart > 0, apart, 0.0))  # rounding took those of equal things past 0
-    merges = linkage(apart, "ward" if ward else "average")[:, :2].astype(int).tolist()
+        distances = np.sqrt(2 * distances.clip(0))  # below 0 by rounding for equal items
+    merges = linkage(distances, "ward" if ward else "average")[:, :2].astype(int).tolist()
     return [_without_last(merges, n, count) for count in counts]
 
 
 def _without_last(merges: Sequence[Sequence[int]], n: int, count: int) -> Tensor:
-    """The merges come nearest first: without the last `count` − 1 of them there are `count` groups, ties or not."""
+    """The merges come nearest first: all but the last `count` − 1 leave `count` groups, ties or not."""
     groups = {k: [k] for k in range(n)}
     for k, (a, b) in enumerate(merges[: n - count]):
         groups[n + k] = groups.pop(a) + groups.pop(b)
-    found = torch.empty(n, dtype=torch.long)
+    numbers = torch.empty(n, dtype=torch.long)
     for number, group in enumerate(sorted(groups.values(), key=min)):
-        found[group] = number
-    return found
+        numbers[group] = number
+    return numbers
 
 
 def most_similar(similarity: Tensor, count: int) -> Tensor:
-    """The `count` things most like each of N, itself left out, nearest first: (N, count); ties by number."""
+    """The `count` other items most similar to each of N, nearest first: (N, count); ties by number."""
     n = _checked(similarity)
     if not 1 <= count < n:
-        raise ValueError(f"count={count}: each of {n} things has {n - 1} others")
+        raise ValueError(f"count={count}: each of {n} items has {n - 1} others")
     others = similarity.detach().clone().fill_diagonal_(-torch.inf)
     return others.argsort(dim=1, descending=True, stable=True)[:, :count]
 
 
 def adjusted_rand_index(labels: Tensor, others: Tensor) -> float:
-    """How far two groupings of the same things agree on pairs: 1 the same, 0 by chance on average.
+    """Agreement of two groupings of the same items on pairs: 1 for the same, 0 by chance on average.
 
-    Hubert and Arabie 1985. Two groupings that are both one group, or both groups of one, agree: 1.
+    Hubert and Arabie 1985. Two groupings that are both one group, or both groups of one item, have 1.
     """
     if labels.shape != others.shape or labels.ndim != 1 or not len(labels):
         raise ValueError(
-            f"need one label per thing in both groupings, got {tuple(labels.shape)} and {tuple(others.shape)}"
+            f"need one label per item in both groupings, got {tuple(labels.shape)} and {tuple(others.shape)}"
         )
-    a, b = (given.cpu().unique(return_inverse=True)[1] for given in (labels, others))
+    a, b = (side.cpu().unique(return_inverse=True)[1] for side in (labels, others))
     width = int(b.max()) + 1
     table = (a * width + b).bincount(minlength=(int(a.max()) + 1) * width).view(-1, width)
     same, rows, columns = (int((c * (c - 1) // 2).sum()) for c in (table, table.sum(1), table.sum(0)))
     pairs = len(labels) * (len(labels) - 1) // 2
-    # Whole numbers as long as possible: (same − rows columns / pairs) / ((rows + columns)/2 − rows columns / pairs).
+    # (same − rows columns / pairs) / ((rows + columns)/2 − rows columns / pairs), in whole numbers up to the division.
     above, below = 2 * (same * pairs - rows * columns), (rows + columns) * pairs - 2 * rows * columns
     return above / below if below else 1.0
 
@@ -86,5 +86,5 @@ def _checked(similarity: Tensor) -> int:
         raise ValueError(f"{int((~torch.isfinite(similarity)).sum())} similarities are NaN or infinite")
     uneven = float((similarity - similarity.T).abs().max())
     if uneven > 1e-4 * float(similarity.abs().max()):
-        raise ValueError(f"similarities are not symmetric: those of two things differ by {uneven:g}")
+        raise ValueError(f"similarities are not symmetric: those of two items differ by {uneven:g}")
     return len(similarity)

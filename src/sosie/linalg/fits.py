@@ -14,9 +14,9 @@ from ..checks import nearest, one_of, parse_call, positive, whole_number
 from .products import best_assignment, eigen, eigenvalues, singular
 from .spectra import RANK_TOLERANCE, RANK_TOLERANCE_FLOAT32_PRODUCTS, Spectrum, loss_of
 
-ROUNDING_LEFT = 1e-6  # of the largest direction, as a standard deviation: where float64 sums of float32 rows end
-ROUNDING_LEFT_FLOAT32_PRODUCTS = 3e-4  # the same of float32 products
-ROUNDING = 8  # roundings: a neuron that varies by less than this many of its mean's is constant
+ROUNDING_LEFT = 1e-6  # of the largest direction, as a standard deviation, in float64 sums of float32 rows
+ROUNDING_LEFT_FLOAT32_PRODUCTS = 3e-4  # the same in float32 products
+ROUNDING = 8  # roundings of its mean: a neuron that varies by less is constant
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class JointMoments:
 
     @property
     def varies_a(self) -> Tensor:
-        """(p,): which neurons of A are not constant."""
+        """(p,) bool: the neurons of A that are not constant."""
         return self.cov_aa.diagonal() > (ROUNDING * torch.finfo(self.products).eps * self.mean_a).square()
 
     @property
@@ -56,16 +56,16 @@ class JointMoments:
 
     @property
     def tolerance(self) -> float:
-        """Which share of the largest eigenvalue of a correlation is rounding: 1e-10, or 1e-6 for float32 products."""
+        """The share of the largest eigenvalue of a correlation that is rounding: 1e-10, 1e-6 for float32 products."""
         return RANK_TOLERANCE if self.products == torch.float64 else RANK_TOLERANCE_FLOAT32_PRODUCTS
 
     @property
     def rounding(self) -> float:
-        """Which share of the largest direction, as a standard deviation, rounding can leave."""
+        """The share of the largest direction, as a standard deviation, that rounding can leave."""
         return ROUNDING_LEFT if self.products == torch.float64 else ROUNDING_LEFT_FLOAT32_PRODUCTS
 
     def about(self, origin: Literal["mean", "zero"]) -> tuple[Tensor, Tensor, Tensor]:
-        """Second moments aa (p, p), bb (q, q) and ab (p, q): covariances, or as they are about zero."""
+        """Second moments aa (p, p), bb (q, q) and ab (p, q), about the means or about zero."""
         if origin == "mean":
             return self.cov_aa, self.cov_bb, self.cov_ab
         a, b = self.mean_a, self.mean_b
@@ -74,10 +74,10 @@ class JointMoments:
 
 @dataclass(frozen=True)
 class Affine:
-    """a ↦ weight a + bias, laid out as in `torch.nn.Linear`, and what is known about how it was found.
+    """The map a ↦ weight a + bias, laid out as in `torch.nn.Linear`, with a report of its fit.
 
-    The report of a fit always has `r2` (see `explained`), `rank` (directions of A that the map reads), `condition`
-    (of the matrix that was inverted; 1 if none was) and `iterations` (0 for a closed form).
+    The report always has `r2` (see `explained`), `rank` (directions of A that the map reads), `condition` (of the
+    inverted matrix; 1 without one) and `iterations` (0 for a closed form).
     """
 
     weight: Tensor  # (q, p)
@@ -85,12 +85,12 @@ class Affine:
     report: Mapping[str, float] = field(default_factory=dict)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """(…, p) to (…, q), in the rows' own precision."""
+        """Map rows (…, p) to (…, q), in their precision."""
         return rows @ self.weight.to(rows).T + self.bias.to(rows)
 
 
 def check_fits(m: JointMoments, affine: Affine) -> None:
-    """Refuse a map of other widths than the moments'."""
+    """Raise unless the map has the widths of the moments."""
     p, q = m.widths
     if affine.weight.shape != (q, p):
         raise ValueError(f"moments of {p} and {q} features need a weight {(q, p)}, got {tuple(affine.weight.shape)}")
@@ -110,7 +110,7 @@ def explained(m: JointMoments, affine: Affine, *, about: Literal["mean", "zero"]
 
 
 def finished(m: JointMoments, weight: Tensor, *, intercept: bool = True, **report: float) -> Affine:
-    """The map with its best bias, or none, and its report."""
+    """The map with the best bias, or without one, and its report."""
     bias = m.mean_b - weight @ m.mean_a if intercept else torch.zeros_like(m.mean_b)
     r2 = explained(m, Affine(weight, bias))
     return Affine(weight, bias, {"r2": r2, "condition": 1.0, "iterations": 0, **report})
@@ -121,7 +121,7 @@ FITS: dict[str, Fit] = {}
 
 @dataclass(frozen=True)
 class Fit:
-    """A way of finding an affine map from moments, with the options it was given."""
+    """A method that fits an affine map to moments, with its options."""
 
     name: str  # with the options: "reduced_rank(k=8)"
     function: Callable[..., Affine]
@@ -136,11 +136,11 @@ class Fit:
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
-        """What may follow the moments."""
+        """The parameters after the moments."""
         return dict(list(inspect.signature(self.function).parameters.items())[1:])
 
     def using(self, **options: Any) -> Fit:
-        """The same fit with other options; its name says so."""
+        """This fit with other options, which are part of its name."""
         for key, value in options.items():
             if key not in self.parameters:
                 known = ", ".join(self.parameters) or "none"
@@ -164,7 +164,7 @@ def define(function: Callable[..., Affine]) -> Callable[..., Affine]:
 def find_fit(text: str | Fit, *, also: Sequence[str] = ()) -> Fit:
     """The fit of that name; options may follow as Python literals: "ridge(strength=0.1)".
 
-    `also`: names that the caller knows besides, for the message about an unknown one.
+    `also` names other choices of the caller, for the message about an unknown name.
     """
     if isinstance(text, Fit):
         return text
@@ -179,7 +179,7 @@ def find_fit(text: str | Fit, *, also: Sequence[str] = ()) -> Fit:
 
 
 def fit(text: str | Fit, moments: JointMoments) -> Affine:
-    """The affine map from A to B that the named fit finds."""
+    """The affine map from A to B, by the named fit."""
     return find_fit(text)(moments)
 
 
@@ -191,9 +191,9 @@ def _solve(
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, float]]:
     """Least squares from one factorisation: weight (q, p), fitted (rank, q), live (q, p), and the report.
 
-    The Gram matrix of `fitted` is the second moment of the fitted values. `live`: where both neurons vary; elsewhere a
-    weight is rounding, and set to 0. Columns are scaled to unit size first, so that a quiet neuron counts like a loud
-    one.
+    The Gram matrix of `fitted` is the second moment of the fitted values. `live` is True where both neurons vary;
+    elsewhere a weight is rounding, and set to 0. Columns are first scaled to unit size, so that a quiet neuron counts
+    like a loud one.
     """
     tolerance = m.tolerance if tolerance is None else positive(tolerance, "tolerance")
     aa, bb, ab = m.about("mean" if intercept else "zero")
@@ -205,13 +205,13 @@ def _solve(
     fitted = whitening.T @ ab[live_a]
     solution = whitening @ fitted
     if spectrum.rank < len(size):
-        # Of all solutions the shortest, in A's own units: no part of it where A never goes.
+        # The shortest of all solutions, in the units of A: without a part in directions that A does not have.
         basis = torch.linalg.qr(size[:, None] * spectrum.vectors).Q
         solution = basis @ (basis.T @ solution)
     weight = torch.zeros_like(ab)
     weight[live_a] = solution
     live = live_b[:, None] & live_a
-    dropped = 0  # directions that A has, but that its moments do not carry
+    dropped = 0  # directions of A that are lost in its moments
     if spectrum.rank < len(size):
         sizes = eigenvalues(correlations).clamp_min(0).sqrt()  # below 0 by rounding
         dropped = loss_of(sizes, tolerance**0.5, min(m.rounding, tolerance**0.5)).count
@@ -223,11 +223,11 @@ def _solve(
 def least_squares(m: JointMoments, intercept: bool = True, tolerance: float | None = None) -> Affine:
     """The map with the smallest squared error; of several, the shortest.
 
-    Neurons are scaled to unit variance (without intercept: unit mean square); directions with less than `tolerance`
-    of the largest eigenvalue of what results, A's correlations, count as none: 1e-10, or 1e-6 where the moments are of
-    float32 products. `condition` is that of these correlations, and `dropped` counts directions that were cut although
-    they are above rounding. Where A is rank-deficient, the length is that of the weights alone; a pseudoinverse with a
-    column of ones, as in the code of Csiszárik et al. 2021, counts the bias too.
+    Neurons are scaled to unit variance (without intercept, to unit mean square); directions with less than `tolerance`
+    of the largest eigenvalue of A's correlations are cut: 1e-10, or 1e-6 for moments of float32 products. `condition`
+    is that of these correlations, and `dropped` counts directions that were cut although they are above rounding. Where
+    A is rank-deficient, the length is that of the weights alone; a pseudoinverse with a column of ones, as in the code
+    of Csiszárik et al. 2021, counts the bias too.
     """
     weight, _, _, report = _solve(m, intercept, tolerance)
     return finished(m, weight, intercept=intercept, **report)
@@ -241,9 +241,9 @@ def reduced_rank(
 
     Least squares, projected on the k directions in which its *fitted values* are largest: M V Vᵀ from the singular
     vectors V of A M. That is also §4.2 of Csiszárik et al. 2021, and the "SVD in the activation space" of their §7;
-    their code takes neither intercept nor centring there (intercept=False). `truncate=True` keeps instead the k
-    largest singular values of the weights themselves, as compression of weight matrices does: it looks at no
-    activations, depends on A's units and is never the better fit.
+    their code has neither intercept nor centring there (intercept=False). `truncate=True` keeps the k largest singular
+    values of the weights instead, as compression of weight matrices does: it reads no activations, depends on A's units
+    and is never the better fit.
     """
     k = whole_number(k, "k", least=1, most=min(m.widths))
     weight, fitted, live, report = _solve(m, intercept, tolerance)
@@ -260,29 +260,29 @@ def reduced_rank(
 def ridge(m: JointMoments, strength: float) -> Affine:
     """The smallest ‖S(A) − B‖² / n + λ ‖weight‖², with λ = strength × the mean variance of A's neurons.
 
-    The bias is not penalised. So `strength` has no units and means the same for any n; scikit-learn's alpha is n λ.
+    The bias is not penalised. `strength` has no units and does not depend on n; scikit-learn's alpha is n λ.
     """
     penalty = positive(strength, "strength") * m.cov_aa.diagonal().mean()
     system = m.cov_aa + penalty * torch.eye(len(m.cov_aa), dtype=penalty.dtype, device=penalty.device)
     weight = torch.cholesky_solve(m.cov_ab, torch.linalg.cholesky(system)).T
-    weight = weight * (m.varies_b[:, None] & m.varies_a)  # elsewhere a covariance is rounding
+    weight = weight * (m.varies_b[:, None] & m.varies_a)  # elsewhere covariances are rounding
     values = eigenvalues(system)
     return finished(
         m, weight, rank=int(m.varies_a.sum()), condition=float(values[-1] / values[0]), penalty=float(penalty)
     )
 
 
-# Maps that keep lengths: rotations, one-to-one matches of neurons, and none at all
+# Maps that keep lengths: rotations, one-to-one matches of neurons, and the identity
 
 
 @define
 def procrustes(m: JointMoments, scale: bool = False, centre: bool = True) -> Affine:
     """The rotation (or reflection) of A that overlaps most with B, from the singular vectors of their covariance.
 
-    The least squares among orthogonal maps (Schönemann 1966), and among semi-orthogonal ones into a wider B. Into a
-    narrower B that has no closed form: this is the best rotation onto B padded with zeros, less the padding. `scale`
-    also multiplies by the number that fits best. centre=False turns about zero and has no bias, as the code of
-    Csiszárik et al. 2021. `undetermined` counts directions that do not vary together, so can turn anywhere.
+    Least squares among orthogonal maps (Schönemann 1966), and among semi-orthogonal maps into a wider B. Into a
+    narrower B there is no closed form: this is the best rotation onto B padded with zeros, without the padding. `scale`
+    also multiplies by the best factor. `centre=False` rotates about zero and has no bias, as in the code of Csiszárik
+    et al. 2021. `undetermined` counts directions without covariance, whose rotation is arbitrary.
     """
     aa, _, ab = m.about("mean" if centre else "zero")
     left, sizes, right = singular(ab)
@@ -290,7 +290,7 @@ def procrustes(m: JointMoments, scale: bool = False, centre: bool = True) -> Aff
         raise ValueError("A and B have no covariance at all, so no rotation is better than another")
     weight = right.T @ left.T
     factor = sizes.sum() / ((weight @ aa) * weight).sum() if scale else torch.ones_like(sizes[0])
-    # Singular values of a product of rows, not of its square: the root of what eigenvalues are cut at.
+    # Singular values of a product of rows are cut at the root of the tolerance for eigenvalues.
     undetermined = int((sizes <= m.tolerance**0.5 * sizes[0]).sum())
     return finished(
         m, factor * weight, intercept=centre, rank=len(sizes), scale=float(factor), undetermined=undetermined
@@ -299,17 +299,17 @@ def procrustes(m: JointMoments, scale: bool = False, centre: bool = True) -> Aff
 
 @define
 def permutation(m: JointMoments, by: str = "correlation") -> Affine:
-    """Neurons matched one to one so that the sum of their correlations is largest, each with weight 1.
+    """Neurons matched one to one for the largest sum of correlations, each with weight 1 (Li et al. 2015).
 
-    As Li et al. 2015 match them. by="covariance" lets loud neurons count for more: for p ≤ q that is the least squares
-    among permutations. min(p, q) are matched, be their correlation negative; outputs left over are B's means. The
-    bias moves each neuron's mean to its partner's.
+    `by="covariance"` lets loud neurons count for more: for p ≤ q that is least squares among permutations. min(p, q)
+    neurons are matched, even with negative correlation; the other outputs are B's means. The bias moves each neuron's
+    mean to that of its partner.
     """
     one_of(by, "by", ("correlation", "covariance"))
     scores = m.cov_ab
     if by == "correlation":
         sizes = [
-            torch.where(varies, cov.diagonal(), torch.inf).sqrt()  # a constant neuron goes with none
+            torch.where(varies, cov.diagonal(), torch.inf).sqrt()  # a constant neuron correlates with none
             for cov, varies in ((m.cov_aa, m.varies_a), (m.cov_bb, m.varies_b))
         ]
         scores = scores / (sizes[0][:, None] * sizes[1][None, :])
@@ -321,7 +321,7 @@ def permutation(m: JointMoments, by: str = "correlation") -> Affine:
 
 @define
 def identity(m: JointMoments) -> Affine:
-    """A as it is: what a stitch without any matching gives. Widths must be equal."""
+    """The identity, for a stitch without matching. Widths must be equal."""
     p, q = m.widths
     if p != q:
         raise ValueError(f"identity needs equal widths, got {p} and {q}: take procrustes or permutation")
@@ -339,22 +339,22 @@ BLOCK = 64  # coordinates visited between two products with the whole correlatio
 def lasso(m: JointMoments, alpha: float, tolerance: float = 1e-7, sweeps: int = 1000) -> Affine:
     """The smallest ‖S(A) − B‖² / 2n + alpha ‖weight‖₁, with weights that are exactly zero; the bias is free.
 
-    As scikit-learn's Lasso for each output; Eq. 3 of Csiszárik et al. 2021 has a norm that is not squared. Coordinate
-    descent over all outputs, with exact steps among the weights in use in between. It ends when the conditions of a
-    minimum hold to `tolerance` in units of standard deviations (`violation`). `sparsity` is the share of zeros, `rank`
-    the number of neurons of A with any weight.
+    The same as scikit-learn's Lasso for each output; Eq. 3 of Csiszárik et al. 2021 has a norm without the square.
+    Coordinate descent over all outputs, with exact steps among the weights in use in between. It ends when the
+    conditions of a minimum hold to `tolerance` in units of standard deviations (`violation`). `sparsity` is the share
+    of zeros, `rank` the number of neurons of A with any weight.
     """
     alpha, tolerance = positive(alpha, "alpha"), positive(tolerance, "tolerance")
     sweeps = whole_number(sweeps, "sweeps", least=1)
-    live_a, live_b = m.varies_a.cpu(), m.varies_b.cpu()  # thousands of tiny steps: no work for a GPU
+    live_a, live_b = m.varies_a.cpu(), m.varies_b.cpu()  # a GPU is slow at thousands of tiny steps
     aa, ab = m.cov_aa.cpu()[live_a][:, live_a], m.cov_ab.cpu()[live_a][:, live_b]
     size_a, size_b = aa.diagonal().sqrt(), m.cov_bb.cpu().diagonal()[live_b].sqrt()
     sizes = size_a[:, None] * size_b[None, :]
     problem = _Problem(aa / (size_a[:, None] * size_a[None, :]), ab / sizes, alpha / sizes)
-    found, iterations, violation = problem.minimise(tolerance, sweeps)
+    solution, iterations, violation = problem.minimise(tolerance, sweeps)
     weight = torch.zeros(m.widths, dtype=torch.float64)
     rows, columns = live_a.nonzero(), live_b.nonzero().T
-    weight[rows, columns] = found * size_b[None, :] / size_a[:, None]
+    weight[rows, columns] = solution * size_b[None, :] / size_a[:, None]
     return finished(
         m,
         weight.T.to(m.cov_ab.device),
@@ -366,7 +366,7 @@ def lasso(m: JointMoments, alpha: float, tolerance: float = 1e-7, sweeps: int = 
 
 
 class _Problem:
-    """½ xᵀRx − cᵀx + Σ w|x| for each column, where R has ones on its diagonal."""
+    """Minimise ½ xᵀRx − cᵀx + Σ w|x| for each column, where R has ones on its diagonal."""
 
     def __init__(self, correlations: Tensor, targets: Tensor, penalties: Tensor) -> None:
         self.r = correlations  # (p, p)
@@ -374,7 +374,7 @@ class _Problem:
         self.w = penalties  # (p, q)
 
     def minimise(self, tolerance: float, sweeps: int) -> tuple[Tensor, int, float]:
-        """The solution (p, q), the sweeps it took, and by how much the conditions of a minimum are missed."""
+        """The solution (p, q), the number of sweeps, and the violation of the conditions of a minimum."""
         x = torch.zeros_like(self.c)
         missed = self.violation(x)
         for sweep in range(sweeps + 1):
@@ -385,28 +385,28 @@ class _Problem:
                 break
             part = _Problem(self.r, self.c[:, remaining], self.w[:, remaining])
             y = part.swept(x[:, remaining])
-            if sweep >= 4 and sweep & (sweep - 1) == 0:  # rarer and rarer: it costs more than a sweep
+            if sweep >= 4 and sweep & (sweep - 1) == 0:  # ever more rarely, since it costs more than a sweep
                 settle = part.settled if sweep < 32 else part.completed
                 y = torch.stack([settle(y[:, j], j) for j in range(len(remaining))], dim=1)
             x[:, remaining], missed[remaining] = y, part.violation(y)
         raise ValueError(
-            f"lasso is not done after {sweeps} sweeps: the conditions of a minimum are missed by "
+            f"lasso has not converged after {sweeps} sweeps: the conditions of a minimum are missed by "
             f"{float(missed.max()):.1e}, not {tolerance:.1e}. Raise sweeps, tolerance or alpha"
         )
 
     def violation(self, x: Tensor) -> Tensor:
-        """(q,): how far the gradient is from what a minimum has, at worst."""
+        """(q,): the largest deviation of the gradient from that at a minimum."""
         downhill = self.c - self.r @ x
         unused = torch.relu(downhill.abs() - self.w)
         return torch.where(x == 0, unused, (downhill - self.w * x.sign()).abs()).amax(0)
 
     def swept(self, x: Tensor) -> Tensor:
-        """Each coordinate in turn at its own minimum, in all columns at once."""
+        """x with each coordinate in turn moved to its minimum, in all columns at once."""
         x = x.clone()
-        for block in torch.arange(len(x)).split(BLOCK):
-            own = slice(int(block[0]), int(block[-1]) + 1)
-            downhill, r = self.c[own] - self.r[own] @ x, self.r[own, own]
-            for k, i in enumerate(block.tolist()):
+        for start in range(0, len(x), BLOCK):
+            block = slice(start, start + BLOCK)
+            downhill, r = self.c[block] - self.r[block] @ x, self.r[block, block]
+            for k, i in enumerate(range(start, start + len(r))):
                 best = downhill[k] + x[i]
                 best = best - torch.minimum(torch.maximum(best, -self.w[i]), self.w[i])
                 downhill[k:] -= torch.outer(r[k:, k], best - x[i])
@@ -414,9 +414,9 @@ class _Problem:
         return x
 
     def completed(self, x: Tensor, column: int) -> Tensor:
-        """One column settled, and again with the weight that is most wrongly zero, until none is.
+        """One column settled again and again with the most wrongly zero weight, until no zero is wrong.
 
-        Where neurons are nearly collinear this ends long before sweeps would (feature-sign search, Lee et al. 2007).
+        For nearly collinear neurons this ends long before sweeps would (feature-sign search, Lee et al. 2007).
         """
         c, w = self.c[:, column], self.w[:, column]
         for _ in range(2 * len(x)):
@@ -430,9 +430,9 @@ class _Problem:
         return x
 
     def settled(self, x: Tensor, column: int) -> Tensor:
-        """One column at the exact minimum over the weights in use with their signs; one that reaches zero is dropped.
+        """One column at the exact minimum over the weights in use with their signs; weights at zero are dropped.
 
-        Each step goes down, by the length that is best on its line, however badly conditioned the system is.
+        Each step goes down by the best length on its line, however badly conditioned the system is.
         """
         x = x.clone()
         while len(used := x.nonzero()[:, 0]):
@@ -454,7 +454,7 @@ class _Problem:
 
 
 def _newton_step(r: Tensor, downhill: Tensor) -> tuple[Tensor, Tensor]:
-    """A direction down, and how far along it the minimum is: without end where the neurons in use are collinear."""
+    """A direction down, and the distance to the minimum along it: infinite if the neurons in use are collinear."""
     factor, failed = torch.linalg.cholesky_ex(r)
     if bool(failed):
         step = eigen(r)[1][:, 0]

@@ -15,11 +15,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-About = Literal["mean", "first", "nothing"]  # what is taken off the rows: their mean, the first of them, or nothing
+About = Literal["mean", "first", "nothing"]  # what is subtracted from the rows: their mean, the first row, or nothing
 
-TILE = 128  # rows that one program multiplies with as many; of more than that only the first row is taken off
-READS = (torch.float32, torch.bfloat16, torch.float16)  # numbers are widened on the way
-WIDE = 2**14  # columns from which differences may be rounded to bfloat16: in sums of as many, rounding averages out
+TILE = 128  # rows that one program multiplies with as many; from more rows only the first row is subtracted
+READS = (torch.float32, torch.bfloat16, torch.float16)  # numbers are widened in the kernel
+WIDE = 2**14  # columns from which differences may be rounded to bfloat16, since rounding averages out in the sums
 
 
 COLUMNS: dict[About, int] = {"mean": 64, "nothing": 64, "first": 32}  # per step; about the first, two tiles at a time
@@ -33,14 +33,14 @@ def suits(stack: Tensor, about: About = "mean") -> bool:
 
 @cache
 def available(about: About = "mean") -> bool:
-    """Whether Triton is there and works: it comes with most builds of torch for GPUs, but needs a C compiler."""
+    """Return whether Triton works: it comes with most builds of torch for GPUs, but needs a C compiler."""
     if importlib.util.find_spec("triton") is None:
         return False
     try:
         rows = TILE + 1 if about == "first" else 16  # two tiles take the most memory of a processor's own
         for width in (16, WIDE):
             gram_blocks(torch.ones(1, rows, width, device="cuda"), about=about, tf32=True)
-    except Exception as error:  # whatever is amiss, plain products do as well
+    except Exception as error:  # plain products work in any case
         why = f"{type(error).__name__}: {error}".strip().splitlines()[-1]
         warnings.warn(f"Triton does not work ({why}): Gram matrices take plain products, more slowly", stacklevel=2)
         return False
@@ -67,7 +67,7 @@ def gram_blocks(stack: Tensor, *, about: About, tf32: bool) -> tuple[Tensor, Ten
     splits = max(1, min(PROGRAMS * processors // programs, _whole(width, columns)))
     span = _whole(_whole(width, splits), columns) * columns
     splits = _whole(width, span)
-    # One entry more than the matrix needs holds the length: one sum over the splits gives both.
+    # One more entry than the matrix needs holds the length, so that one sum over the splits gives both.
     parts = torch.empty(blocks, splits, b * b + 1, dtype=torch.float32, device=stack.device)
     with torch.cuda.device(stack.device):
         _kernel()[(programs, splits)](
@@ -81,13 +81,13 @@ def gram_blocks(stack: Tensor, *, about: About, tf32: bool) -> tuple[Tensor, Ten
 
 @cache
 def _device(device: torch.device) -> tuple[int, bool]:
-    """Processors of a GPU, and whether it has TF32."""
+    """The number of processors of a GPU, and whether it has TF32."""
     facts = torch.cuda.get_device_properties(device)
     return facts.multi_processor_count, facts.major >= 8
 
 
 def _whole(number: int, part: int) -> int:
-    """How many parts it takes to hold a number."""
+    """The number of parts that hold a number."""
     return -(-number // part)
 
 

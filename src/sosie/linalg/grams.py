@@ -1,8 +1,9 @@
-"""Centring of rows and of Gram matrices, Gram matrices of blocks of rows and with gradients, distances."""
+"""Centring of rows and Gram matrices, Gram matrices of blocks of rows and with gradients, distances."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -19,45 +20,45 @@ def centred(rows: Tensor) -> Tensor:
 
 
 def without_mean(rows: Tensor) -> Tensor:
-    """Less the mean, which is taken in float64 so that a large offset costs no digits."""
+    """Rows (n, p) less their mean, which is taken in float64 so that a large offset costs no digits."""
     if not for_numpy(rows):
         return rows - rows.mean(0, keepdim=True, dtype=torch.float64).to(rows.dtype)
     array = rows.numpy()
     with np.errstate(all="ignore"):
         mean = array.mean(0, dtype=np.float64).astype(array.dtype)
-        found = array - mean
-        # NumPy adds up row by row, which loses digits where there are many. What is left of the mean is subtracted too,
-        # unless a few rows show that its square is below 1e-16 of the variance.
-        left = len(array) ** 1.5 * np.finfo(array.dtype).eps * np.abs(mean)
-        if (np.abs(found[:8]).max(0) < 1e8 * left).any():
-            found -= found.mean(0, dtype=np.float64).astype(array.dtype)
-    return torch.from_numpy(found)
+        about = array - mean
+        # NumPy sums row by row, which loses digits for many rows. The rest of the mean is subtracted too, unless a few
+        # rows show that its square is below 1e-16 of the variance.
+        rest = len(array) ** 1.5 * np.finfo(array.dtype).eps * np.abs(mean)
+        if (np.abs(about[:8]).max(0) < 1e8 * rest).any():
+            about -= about.mean(0, dtype=np.float64).astype(array.dtype)
+    return torch.from_numpy(about)
 
 
 def without_rounding(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Centred rows, where a neuron that only rounding keeps from being constant counts as constant."""
-    digits = rows.dtype if rows.dtype == torch.float64 else torch.float32  # that the rows came in
-    found = without_mean(rows.to(dtype))
-    if rows.is_cuda or _may_be_rounding(rows.detach(), found.detach(), digits):
+    """Centred rows, with 0 for a neuron that varies by rounding alone."""
+    digits = rows.dtype if rows.dtype == torch.float64 else torch.float32  # the precision of the rows
+    about = without_mean(rows.to(dtype))
+    if rows.is_cuda or _may_be_rounding(rows.detach(), about.detach(), digits):
         noise = 8 * torch.finfo(digits).eps * rows.detach().abs().amax(0)
-        found = torch.where(found.detach().abs().amax(0) > noise, found, torch.zeros_like(found))
-    return found
+        about = torch.where(about.detach().abs().amax(0) > noise, about, torch.zeros_like(about))
+    return about
 
 
-def _may_be_rounding(rows: Tensor, found: Tensor, digits: torch.dtype) -> bool:
-    """Whether a neuron may vary by rounding alone; hardly ever, and means and variances are enough to rule it out."""
+def _may_be_rounding(rows: Tensor, about: Tensor, digits: torch.dtype) -> bool:
+    """Return whether a neuron may vary by rounding alone, which means and variances mostly rule out."""
     # max |x − mean| is at least the standard deviation and at most √n times that.
-    deviation = (column_squares(found) / len(found)).sqrt()
+    deviation = (column_squares(about) / len(about)).sqrt()
     largest = rows[0].abs() + 2 * len(rows) ** 0.5 * deviation
     return not bool((deviation > 9 * torch.finfo(digits).eps * largest).all())
 
 
 def double_centred(gram: Tensor) -> Tensor:
-    """HKH for Gram matrices (…, n, n): what the rows' centring would have given."""
+    """HKH for Gram matrices (…, n, n), the Gram matrices of centred rows."""
     row = gram.mean(dim=-1, keepdim=True)
-    found = gram - (row - row.mean(dim=-2, keepdim=True))
-    found -= row.transpose(-1, -2)  # in place: these are large
-    return found
+    result = gram - (row - row.mean(dim=-2, keepdim=True))
+    result -= row.transpose(-1, -2)  # in place, since these are large
+    return result
 
 
 def centred_diagonal(gram: Tensor) -> Tensor:
@@ -77,7 +78,7 @@ def u_centred(gram: Tensor) -> Tensor:
     hollow = without_diagonal(gram)
     row = hollow.sum(dim=-1, keepdim=True) / (n - 2)
     total = row.sum(dim=-2, keepdim=True) / (n - 1)
-    hollow -= row - total  # in place: for many sites together these are large
+    hollow -= row - total  # in place, since these are large for many sites
     hollow -= row.transpose(-1, -2)
     hollow.diagonal(dim1=-2, dim2=-1).zero_()
     return hollow
@@ -95,18 +96,18 @@ def without_diagonal(gram: Tensor) -> Tensor:
 #     n (n − 3) HSIC_u = ⟨Kc, Lc⟩ − n/(n−2) κ + tr Kc tr Lc / ((n−1)(n−2)).
 
 STRIP = 16  # columns of a Gram matrix that are made at a time on a CPU
-SLICES = 4  # parts that the features of a single block are shared out in
+SLICES = 4  # of the features of a single block
 
 
 def diagonal_part(kappa: Tensor, trace_x: Tensor, trace_y: Tensor, n: int | Tensor) -> Tensor:
-    """What the diagonals add to ⟨Kc, Lc⟩ over n (n − 3) HSIC_u."""
+    """⟨Kc, Lc⟩ − n (n − 3) HSIC_u, the contribution of the diagonals."""
     return n / (n - 2) * kappa - trace_x * trace_y / ((n - 1) * (n - 2))
 
 
 def block_stacks(rows: Tensor, block: int) -> list[Tensor]:
-    """Consecutive blocks of rows as stacks (blocks, b, p), without copying; a remainder joins the last block.
+    """Consecutive blocks of rows as stacks (blocks, b, p), without a copy; a remainder joins the last block.
 
-    One stack of the whole blocks and, where a remainder was left, one of the last block alone.
+    One stack of the whole blocks and, if there is a remainder, one of the last block alone.
     """
     n, width = rows.shape
     whole, rest = divmod(n, block)
@@ -119,20 +120,20 @@ def block_stacks(rows: Tensor, block: int) -> list[Tensor]:
 
 
 def gram_stack(stack: Tensor) -> Tensor:
-    """X Xᵀ for a stack (blocks, b, p); on a CPU most of what symmetry repeats is left out."""
+    """X Xᵀ for a stack (blocks, b, p); a CPU leaves out most of what symmetry repeats."""
     blocks, b, width = stack.shape
     if stack.is_cuda:
         return _in_slices(stack)
     if b <= STRIP or width < 4 * b:
         return torch.bmm(stack, stack.transpose(1, 2))
-    if blocks == 1 and width % SLICES == 0:  # one block would leave cores idle: share out its features
+    if blocks == 1 and width % SLICES == 0:  # one block would leave cores idle
         slices = stack.reshape(b, SLICES, width // SLICES).transpose(0, 1)
         return _mirrored(_upper(slices).sum(0, keepdim=True))
     return _mirrored(_upper(stack))
 
 
 def _in_slices(stack: Tensor) -> Tensor:
-    """Products of slices of the features, then their sum: one product so long and thin leaves a GPU idle."""
+    """Sum the products of slices of the features, since one long and thin product leaves a GPU idle."""
     _, b, width = stack.shape
     slices = slices_of(width)
     parts = [block.reshape(b, slices, width // slices).transpose(0, 1) for block in stack]
@@ -140,7 +141,7 @@ def _in_slices(stack: Tensor) -> Tensor:
 
 
 def slices_of(width: int) -> int:
-    """Into how many slices a GPU is given so many features."""
+    """The number of slices into which a GPU splits this many features."""
     return next(s for s in (128, 64, 32, 16, 8, 4, 2, 1) if width % s == 0 and (width >= 256 * s or s == 1))
 
 
@@ -160,41 +161,41 @@ def _mirrored(upper: Tensor) -> Tensor:
 
 # Euclidean distances between all rows
 
-NEAR = 1e-2  # of ‖x‖² + ‖y‖², below which ‖x − y‖² is taken from the difference: at most two digits are lost above
-MANY = 0.1  # share of pairs that are near, from which on all are taken from their differences
-AT_A_TIME = 2**18  # entries of such differences
+NEAR = 1e-2  # of ‖x‖² + ‖y‖², below which ‖x − y‖² is computed from the difference; above, at most two digits are lost
+MANY = 0.1  # share of near pairs from which all are computed from differences
+AT_A_TIME = 2**18  # entries of differences
 
 
 def distances(rows: Tensor) -> Tensor:
-    """(n, n), with all digits also where rows are close."""
+    """(n, n) Euclidean distances, with all digits where rows are close too."""
     return squared_distances(rows).sqrt_()
 
 
 def squared_distances(rows: Tensor) -> Tensor:
-    """(n, n), by way of inner products; from differences between rows that are close, where those would lose digits."""
-    x = centred(rows)  # distances do not change, but their rounding does
+    """(n, n), from inner products; from differences of rows that are close, where inner products would lose digits."""
+    x = centred(rows)  # changes the rounding of distances, not distances
     lengths = row_squares(x)
-    found = self_product(x.T).mul_(-2).add_(lengths[:, None]).add_(lengths)  # in place: these are large
-    found.fill_diagonal_(torch.inf)
-    if bool(found.amin() < 2 * NEAR * lengths.amax()):  # rules it out for most
-        _take_differences(found, rows, lengths)
-    return found.fill_diagonal_(0)
+    squares = self_product(x.T).mul_(-2).add_(lengths[:, None]).add_(lengths)  # in place, since these are large
+    squares.fill_diagonal_(torch.inf)
+    if bool(squares.amin() < 2 * NEAR * lengths.amax()):  # False for most data
+        _take_differences(squares, rows, lengths)
+    return squares.fill_diagonal_(0)
 
 
-def _take_differences(found: Tensor, rows: Tensor, lengths: Tensor) -> None:
-    """Where rows are close, as rows come: their mean may be far from all of them."""
-    i, j = (found < NEAR * (lengths[:, None] + lengths)).triu_(1).nonzero(as_tuple=True)
+def _take_differences(squares: Tensor, rows: Tensor, lengths: Tensor) -> None:
+    """Replace the squared distances of close rows, uncentred, since the mean may be far from all of them."""
+    i, j = (squares < NEAR * (lengths[:, None] + lengths)).triu_(1).nonzero(as_tuple=True)
     if len(i) > MANY * len(rows) ** 2 / 2:
         i, j = torch.triu_indices(len(rows), len(rows), 1, device=rows.device)
-        found[i, j] = found[j, i] = torch.pdist(rows).square_()
+        squares[i, j] = squares[j, i] = torch.pdist(rows).square_()
         return
     step = max(AT_A_TIME // rows.shape[1], 1)
     for a, b in zip(i.split(step), j.split(step), strict=True):
-        found[a, b] = found[b, a] = row_squares(rows[a] - rows[b])
+        squares[a, b] = squares[b, a] = row_squares(rows[a] - rows[b])
 
 
 def upper_triangle(square: Tensor) -> Tensor:
-    """(n (n − 1) / 2,): what lies above the diagonal of (n, n), row by row."""
+    """(n (n − 1) / 2,): the entries above the diagonal of (n, n), row by row."""
     if for_numpy(square):
         from scipy.spatial.distance import squareform
 
@@ -205,12 +206,12 @@ def upper_triangle(square: Tensor) -> Tensor:
 
 # Mean and variance of ⟨K, P L Pᵀ⟩ over all permutations P, for centred symmetric K and L, in closed form
 #
-# Kazi-Aoual, Hitier, Sabatier and Lebreton (1995) give them for the RV coefficient, which linear CKA is.
+# Kazi-Aoual, Hitier, Sabatier and Lebreton (1995), for the RV coefficient, which is linear CKA.
 
 
 @dataclass(frozen=True)
 class Invariants:
-    """What the moments depend on; shapes broadcast over pairs of sites."""
+    """The sums that the moments depend on; shapes broadcast over pairs of sites."""
 
     trace: Tensor  # Σ Kᵢᵢ
     norm: Tensor  # Σ Kᵢⱼ²
@@ -219,7 +220,7 @@ class Invariants:
 
 def permuted_moments(k: Invariants, l: Invariants, n: float) -> tuple[Tensor, Tensor]:
     """Mean and variance of ⟨K, P L Pᵀ⟩; needs at least 4 rows."""
-    n = float(n)  # products of five of them do not fit into an integer
+    n = float(n)  # a product of five does not fit into an integer
     mean = k.trace * l.trace / (n - 1)
     spread = 2 * _spectral(k, n) * _spectral(l, n) / ((n - 1) ** 2 * (n + 1) * (n - 2))
     return mean, spread + _diagonal(k, n) * _diagonal(l, n) / ((n + 1) * n * (n - 1) * (n - 2) * (n - 3))
@@ -240,17 +241,17 @@ FULL = (torch.float32, torch.float64)
 
 
 def widened(rows: Tensor) -> Tensor:
-    """In float32 at least."""
+    """The rows in float32 at least."""
     return rows if rows.dtype in FULL else rows.float()
 
 
 def centred_rows(rows: Tensor) -> Tensor:
     """Rows (…, n, p) less their mean, in float32 at least.
 
-    The first row goes first, so that a large offset costs no digits and rows that are all equal become exactly 0.
+    The first row is subtracted first, so that a large offset costs no digits and equal rows become exactly 0.
     """
     rows = widened(rows)
-    rows = rows - rows[..., :1, :].detach()  # a constant: what the mean takes off next does not depend on it
+    rows = rows - rows[..., :1, :].detach()  # a constant, which the mean removes from the gradient too
     return rows - rows.mean(-2, keepdim=True)
 
 
@@ -260,7 +261,7 @@ def centred_grams(rows: Tensor) -> Tensor:
 
 
 def grams(rows: Tensor) -> Tensor:
-    """(…, n, n): X Xᵀ of rows (…, n, p) as they are; a GPU shares out the features."""
+    """(…, n, n): X Xᵀ of rows (…, n, p); a GPU splits the features into slices."""
     if not rows.is_cuda or (slices := slices_of(rows.shape[-1])) == 1:
         return rows @ rows.mT
     parts = rows.unflatten(-1, (slices, -1)).transpose(-2, -3)
@@ -268,14 +269,14 @@ def grams(rows: Tensor) -> Tensor:
 
 
 def live_gram(rows: Tensor, *, centre: bool = True) -> Tensor:
-    """(n, n): X Xᵀ of rows (n, p), centred or as they are, in float32 at least; no copy of the rows is made or kept."""
+    """(n, n): X Xᵀ of rows (n, p), centred or not, in float32 at least, without a copy of the rows."""
     return Settled.apply(sized_gram(rows, centre=centre)[0], centre)[0]
 
 
 def sized_gram(rows: Tensor, *, centre: bool) -> tuple[Tensor, Tensor]:
-    """(1, n, n): X Xᵀ as above, and n‖first row‖² (1,), or the mean's; for `inner_products`, which settles gradients.
+    """(1, n, n): X Xᵀ as in `live_gram`, before `Settled`, and n‖first row‖² (1,), or that of the mean.
 
-    Compiled code is given plain operations: traced functions keep rows that are overwritten later unnoticed.
+    Compiled code gets plain operations: traced functions would not notice rows that are overwritten later.
     """
     if not torch.compiler.is_compiling():
         return _Gram.apply(rows, centre)
@@ -284,7 +285,7 @@ def sized_gram(rows: Tensor, *, centre: bool) -> tuple[Tensor, Tensor]:
 
 
 class _Gram(torch.autograd.Function):
-    """Of one set of rows. The gradient it is given is taken for symmetric, and centred if the rows were."""
+    """X Xᵀ of one set of rows. Its gradient must be symmetric, and centred if the rows are."""
 
     @staticmethod
     def forward(rows: Tensor, centre: bool) -> tuple[Tensor, Tensor]:
@@ -306,24 +307,19 @@ class _Gram(torch.autograd.Function):
         (rows,) = ctx.saved_tensors
         if gradients[0] is None:
             return None, None
-        # A gradient that is rounded to bfloat16 in the end may be made in it: its exponents are those of float32.
+        # A gradient of bfloat16 rows is made in bfloat16, which has the exponents of float32.
         digits = rows.dtype if rows.dtype in (*FULL, torch.bfloat16) else torch.float32
         pull = gradients[0][0].to(digits)
-        found = []
+        strips = []
         for part in _strips(rows):
             part = part.to(digits) - part[:1] if ctx.centre else part.to(digits)
-            found.append(torch.addmm(part[:1], pull, part, beta=0, alpha=2).to(rows.dtype))
-        return found[0] if len(found) == 1 else torch.cat(found, dim=1), None
+            strips.append(torch.addmm(part[:1], pull, part, beta=0, alpha=2).to(rows.dtype))
+        return strips[0] if len(strips) == 1 else torch.cat(strips, dim=1), None
 
 
 def _by_strips(rows: Tensor, centre: bool) -> Tensor:
-    total = None
-    for part in _strips(rows):
-        part = centred_rows(part) if centre else widened(part)
-        found = gram_stack(part.contiguous()[None])[0]
-        total = found if total is None else total + found
-    assert total is not None
-    return total
+    parts = (centred_rows(part) if centre else widened(part) for part in _strips(rows))
+    return reduce(torch.add, (gram_stack(part.contiguous()[None])[0] for part in parts))
 
 
 def _strips(rows: Tensor) -> tuple[Tensor, ...]:
@@ -336,7 +332,7 @@ def squared_sizes(rows: Tensor) -> Tensor:
 
 
 class Settled(torch.autograd.Function):
-    """Gram matrices (…, n, n) as they are; a gradient of any kind becomes one for symmetric, and centred, matrices."""
+    """Gram matrices (…, n, n), unchanged, whose gradient is made symmetric, and centred if they are."""
 
     @staticmethod
     def forward(grams: Tensor, centre: bool) -> Tensor:

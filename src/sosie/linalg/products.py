@@ -1,4 +1,4 @@
-"""Dense linear algebra: products, sums of squares, factorisations; on a CPU by NumPy, small ones on one core."""
+"""Dense linear algebra: products, sums of squares, factorisations; by NumPy on a CPU, and on one core if small."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
 
-FLOAT32_PRODUCTS = 2.0**-40, 2.0**50  # where the largest number lies for float32 to hold sums of products of two
-FLOAT64_PRODUCTS = 1e-36, 1e36  # and float64 those of eight, which the spread of chance levels takes
+FLOAT32_PRODUCTS = 2.0**-40, 2.0**50  # range of the largest number for which float32 holds sums of products of two
+FLOAT64_PRODUCTS = 1e-36, 1e36  # and float64 those of eight, which the spread of chance levels needs
 
-HALVED = 128  # columns from which on a product of halves takes less time than one of the whole with itself
+HALVED = 128  # columns from which a product of halves takes less time than one of the whole with itself
 
 _BY_TORCH: ContextVar[bool] = ContextVar("sosie_all_by_torch", default=False)
 
 
 def product(x: Tensor, y: Tensor) -> Tensor:
-    """XY, in the finer of the two precisions; on a CPU by way of NumPy.
+    """XY, in the finer of the two precisions; by NumPy on a CPU.
 
-    NumPy computes XᵀX at half the price, as torch does not, and its linear algebra stands a busy machine far better;
-    products that follow each other are left to one library, since the threads of both would fight over the cores.
+    NumPy computes XᵀX at half the cost, unlike torch, and is far less disturbed by a busy machine; consecutive products
+    are left to one library, since the threads of two would compete for the cores.
     """
     dtype = torch.promote_types(x.dtype, y.dtype)
     left, right = x.to(dtype), y.to(dtype)
     if not for_numpy(left) or not for_numpy(right):
         return left @ right
-    with np.errstate(all="ignore"):  # what is not finite is noticed elsewhere, and named
+    with np.errstate(all="ignore"):  # numbers that are not finite are reported elsewhere
         return torch.from_numpy(left.numpy() @ right.numpy())
 
 
@@ -51,12 +51,12 @@ def cross_product(x: Tensor, y: Tensor) -> Tensor:
 
 
 def self_product(rows: Tensor) -> Tensor:
-    """XᵀX; on a CPU at half the price."""
+    """XᵀX; at half the cost on a CPU."""
     return cross_product(rows, rows)
 
 
 def self_product_squares(rows: Tensor) -> Tensor:
-    """‖XᵀX‖² in float64: halves of the columns, again and again, since their product with each other counts twice."""
+    """‖XᵀX‖² in float64, by halves of the columns, recursively, since their product with each other counts twice."""
     half = rows.shape[1] // 2
     if half < HALVED:
         return total_squares(self_product(rows))
@@ -65,14 +65,14 @@ def self_product_squares(rows: Tensor) -> Tensor:
 
 
 def for_numpy(matrix: Tensor) -> bool:
-    """Whether NumPy and SciPy may compute with it: on a CPU, and no gradient is wanted."""
+    """Return whether NumPy and SciPy may compute with it: on a CPU, without a gradient."""
     plain = matrix.device.type == "cpu" and not matrix.requires_grad
     return plain and matrix.dtype in (torch.float32, torch.float64) and not _BY_TORCH.get()
 
 
 @contextmanager
 def all_by_torch() -> Iterator[None]:
-    """Nothing by NumPy or SciPy inside the block: what counts torch's operations sees all of them."""
+    """Compute with torch alone inside the block, so that all operations can be counted."""
     token = _BY_TORCH.set(True)
     try:
         yield
@@ -81,20 +81,20 @@ def all_by_torch() -> Iterator[None]:
 
 
 def with_room(rows: Tensor, label: str) -> Tensor:
-    """Rows whose products neither overflow nor vanish: in float64 where float32 does not hold them."""
+    """The rows, in float64 if their products would overflow or vanish in float32."""
     return rows.double() if lacks_room(rows, label) else rows
 
 
 def lacks_room(rows: Tensor, label: str, largest: float | None = None) -> bool:
-    """Whether products of such rows leave float32; an error where they leave float64. NaN is noticed elsewhere.
+    """Return whether products of such rows leave float32; raise if they leave float64. NaN is noticed elsewhere.
 
-    `largest`: the largest number in the rows and those before them, where that is known.
+    `largest` is the largest number in the rows and those before them, if it is known.
     """
     largest = largest_number(rows) if largest is None else largest
     low, high = FLOAT64_PRODUCTS
     if math.isfinite(largest) and largest and not low <= largest <= high:
         raise ValueError(
-            f"the largest number in {label} is {largest:.0e}: products of such leave what float64 holds; multiply "
+            f"the largest number in {label} is {largest:.0e}: its products leave the range of float64; multiply "
             f"{label} by a power of 2 that brings it near 1"
         )
     low, high = FLOAT32_PRODUCTS
@@ -102,19 +102,19 @@ def lacks_room(rows: Tensor, label: str, largest: float | None = None) -> bool:
 
 
 def near_one(rows: Tensor) -> Tensor:
-    """Rows times the power of 2 that brings the largest number near 1: exact, and none where their products fit."""
+    """The rows times the power of 2 that brings the largest number near 1; unchanged if their products fit."""
     largest = largest_number(rows)
     low, high = FLOAT64_PRODUCTS if rows.dtype == torch.float64 else FLOAT32_PRODUCTS
     if low <= largest <= high or not largest or not math.isfinite(largest):
         return rows
-    most = 1000 if rows.dtype == torch.float64 else 126  # the largest power that this precision holds
+    most = 1000 if rows.dtype == torch.float64 else 126  # largest exponent of this precision
     return rows * 2.0 ** max(-most, min(most, -math.frexp(largest)[1]))
 
 
 def largest_number(rows: Tensor) -> float:
-    """The largest number without its sign; where float32 holds all products, a number between that and `high`.
+    """The largest absolute number, or a bound on it below `high` if float32 holds all products.
 
-    On a CPU √Σx² takes a thirtieth of the time of the maximum, and mostly rules out that any number is too large.
+    On a CPU √Σx² takes a thirtieth of the time of the maximum, and mostly shows that no number is too large.
     """
     rows = rows.detach()
     if not rows.numel():
@@ -142,13 +142,13 @@ def total_squares(rows: Tensor) -> Tensor:
     """Σ x² of all entries, in float64; not finite where an entry is not, or its square overflows."""
     if not for_numpy(rows) or rows.dtype != torch.float64:
         return rows.double().square().sum()
-    flat = rows.numpy().ravel(order="K")  # as they lie in memory, so that a transpose is not copied
+    flat = rows.numpy().ravel(order="K")  # in the order of memory, so that a transpose is not copied
     with np.errstate(all="ignore"):
         return torch.tensor(flat @ flat, dtype=torch.float64)
 
 
 def _squares(rows: Tensor, which: str) -> Tensor:
-    """In one go, with nothing written to memory; and no torch threads, which would wait for those of a product."""
+    """One pass that writes nothing to memory, without torch threads, which would wait for those of a product."""
     array = rows.numpy()
     with np.errstate(all="ignore"):
         return torch.from_numpy(np.einsum(which, array, array, dtype=np.float64)).to(rows.dtype)
@@ -156,9 +156,8 @@ def _squares(rows: Tensor, which: str) -> Tensor:
 
 # Many small pieces of linear algebra at once, each on one core
 #
-# A factorisation of a few hundred columns gains nothing from several threads, and where other work keeps the cores busy
-# they wait for each other: a hundred times as long was measured. So small ones get one thread each, and many of them
-# run side by side.
+# A factorisation of a few hundred columns gains nothing from several threads, which wait for each other while other
+# work keeps the cores busy: up to a hundred times as long. So small ones get one thread each, and run side by side.
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -168,7 +167,7 @@ MOST_WORKERS = 8  # each holds what it works on
 
 @cache
 def _blas() -> ThreadpoolController:
-    import scipy.linalg  # noqa: F401 (has a BLAS of its own, which is only limited if it was loaded before)
+    import scipy.linalg  # noqa: F401 (its own BLAS is limited only if it is loaded before)
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()
@@ -176,46 +175,46 @@ def _blas() -> ThreadpoolController:
 
 @contextmanager
 def _one_each() -> Iterator[None]:
-    limited = _blas().limit(limits=1, user_api="blas")  # without its `with`, which only the same thread can leave
+    limited = _blas().limit(limits=1, user_api="blas")  # not by `with`, which only the same thread can leave
     try:
         yield
     finally:
         limited.restore_original_limits()
 
 
-one_thread = Shared(_one_each)  # NumPy's and SciPy's linear algebra on one core; as before afterwards
+one_thread = Shared(_one_each)  # NumPy's and SciPy's linear algebra on one core inside the context
 
 
-def side_by_side(function: Callable[[S], T], given: Iterable[S]) -> Generator[T, None, None]:
-    """`map(function, given)` in as many workers as torch may use threads, each of them on one core; in order."""
-    threads = torch.get_num_threads()  # each thread has a number of its own, so each puts its own back
+def side_by_side(function: Callable[[S], T], items: Iterable[S]) -> Generator[T, None, None]:
+    """`map(function, items)` in order, in as many workers as torch may use threads, each on one core."""
+    threads = torch.get_num_threads()  # a number of this thread, which restores it
     workers = min(threads, MOST_WORKERS, os.cpu_count() or 1)
     if workers == 1:
-        yield from map(function, given)
+        yield from map(function, items)
         return
     pool = ThreadPoolExecutor(workers, thread_name_prefix="sosie")
     torch.set_num_threads(1)
     try:
         with one_thread:
-            yield from pool.map(_in_worker(function), given)
+            yield from pool.map(_in_worker(function), items)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
         torch.set_num_threads(threads)
 
 
 def _in_worker(function: Callable[[S], T]) -> Callable[[S], T]:
-    """Whether gradients are recorded is each thread's own matter."""
+    """The function with the gradient mode of this thread, which workers do not inherit."""
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
-    def call(given: S) -> T:
+    def call(item: S) -> T:
         with torch.inference_mode(inference), torch.set_grad_enabled(grad):
-            return function(given)
+            return function(item)
 
     return call
 
 
 class once(Generic[T]):
-    """`functools.cached_property` that neither makes a value twice nor other instances wait, as Python 3.11's does."""
+    """`functools.cached_property` with a lock for each instance, not one for the class as in Python 3.11."""
 
     def __init__(self, make: Callable[[Any], T]) -> None:
         self.make, self.name, self.__doc__ = make, make.__name__, make.__doc__
@@ -237,7 +236,7 @@ class once(Generic[T]):
 
 
 class OwnLock:
-    """A reentrant lock that a copy or a pickle of its owner does not take along, but has anew."""
+    """A reentrant lock that is made anew in a copy or a pickle of its owner."""
 
     def __init__(self) -> None:
         self._lock = RLock()
@@ -253,18 +252,18 @@ class OwnLock:
 
 
 def lock_of(instance: object) -> OwnLock:
-    """An instance's own lock, for what is made of it once."""
-    found: OwnLock = instance.__dict__.setdefault("_lock", OwnLock())
-    return found
+    """The lock of an instance, for values that are made once."""
+    lock: OwnLock = instance.__dict__.setdefault("_lock", OwnLock())
+    return lock
 
 
-# Factorisations of dense matrices: on a CPU and without gradients by NumPy, small ones on one core
+# Factorisations of dense matrices: by NumPy on a CPU without gradients, on one core if small
 
-SMALL = 1024  # columns up to which more cores do not make it faster
+SMALL = 1024  # columns up to which more cores are not faster
 
 
 def eigenvalues(matrix: Tensor) -> Tensor:
-    """Ascending, of a symmetric matrix."""
+    """Eigenvalues of a symmetric matrix, ascending."""
     return _factorise(matrix, np.linalg.eigvalsh, torch.linalg.eigvalsh)
 
 
@@ -274,7 +273,7 @@ def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def singular_values(matrix: Tensor) -> Tensor:
-    """Descending."""
+    """Singular values, descending."""
     return _factorise(matrix, partial(np.linalg.svd, compute_uv=False), torch.linalg.svdvals)
 
 
@@ -286,7 +285,7 @@ def singular(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def orthonormal(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Left singular vectors (n, k) and singular values (k,), descending, with k = min(n, p); by way of a QR."""
+    """Left singular vectors (n, k) and singular values (k,), descending, with k = min(n, p); from a QR."""
     if len(matrix) <= matrix.shape[1]:
         _, r = _factorise(matrix.T, np.linalg.qr, torch.linalg.qr)
         return singular(r.T)[:2]
@@ -296,35 +295,35 @@ def orthonormal(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """L with L Lᵀ the matrix, which must be positive definite; differentiable."""
+    """The Cholesky factor L of a positive definite matrix L Lᵀ; differentiable."""
     return _factorise(matrix, np.linalg.cholesky, torch.linalg.cholesky)
 
 
 def _factorise(matrix: Tensor, by_numpy: Callable[..., Any], by_torch: Callable[..., Any]) -> Any:
     if not for_numpy(matrix):
-        found = by_torch(matrix)
-        return found if isinstance(found, Tensor) else tuple(found)
+        factors = by_torch(matrix)
+        return factors if isinstance(factors, Tensor) else tuple(factors)
     with threads_for(matrix):
-        found = by_numpy(matrix.numpy())
-    return torch.from_numpy(found) if isinstance(found, np.ndarray) else tuple(map(torch.from_numpy, found))
+        factors = by_numpy(matrix.numpy())
+    return torch.from_numpy(factors) if isinstance(factors, np.ndarray) else tuple(map(torch.from_numpy, factors))
 
 
 def gram_factor(matrix: Tensor) -> Tensor:
     """F (p, rank) with F Fᵀ a positive semidefinite float64 matrix on a CPU, to its last digits; not differentiable.
 
-    Its Cholesky factor, in a tenth of the time of eigenvectors. Where it is singular the largest directions come first,
-    until what is left is rounding: below p times that of the largest entry.
+    The Cholesky factor takes a tenth of the time of eigenvectors. For a singular matrix the largest directions come
+    first, until only rounding is left: below p times that of the largest entry.
     """
     from scipy.linalg.lapack import dpotrf, dpstrf
 
     with threads_for(matrix):
-        # LAPACK's own, in a third of the time of NumPy's; symmetric, so that the transpose saves a copy
-        found, failed = dpotrf(matrix.numpy().T, lower=1)
+        # LAPACK takes a third of the time of NumPy; the transpose of the symmetric matrix saves a copy.
+        lower, failed = dpotrf(matrix.numpy().T, lower=1)
         if not failed:
-            return torch.from_numpy(found)
-        found, order, rank, _ = dpstrf(matrix.numpy().T, lower=1)
-    factor = np.empty((rank, len(found)))
-    factor[:, order - 1] = np.triu(found.T)[:rank]
+            return torch.from_numpy(lower)
+        lower, order, rank, _ = dpstrf(matrix.numpy().T, lower=1)
+    factor = np.empty((rank, len(lower)))
+    factor[:, order - 1] = np.triu(lower.T)[:rank]
     return torch.from_numpy(factor).T
 
 
@@ -332,45 +331,44 @@ def triangular_inverse(factor: Tensor) -> Tensor:
     """L⁻¹ of a lower triangle with no zero on its diagonal; differentiable."""
     if not for_numpy(factor) or factor.dtype != torch.float64:
         return torch.linalg.solve_triangular(factor, torch.eye(len(factor)).to(factor), upper=False)
-    from scipy.linalg.lapack import dtrtri  # knows that half of the result is zero, as a solver does not
+    from scipy.linalg.lapack import dtrtri  # unlike a solver, it skips the half of the result that is zero
 
     with threads_for(factor):
         return torch.from_numpy(dtrtri(factor.numpy(), lower=1)[0])
 
 
 def threads_for(matrix: Tensor) -> AbstractContextManager[None]:
-    """One core for what is small: several gain nothing, and libraries that take turns wait for each other's threads."""
+    """One core for small matrices: more gain nothing, and libraries would wait for each other's threads."""
     return one_thread if min(matrix.shape[-2:]) <= SMALL else nullcontext()
 
 
 # Products of many matrices, with a scale of their own
 
-VANISHED = 1e-24  # share of Σ W² that rounding alone leaves when a map that is the same for each input is centred
+VANISHED = 1e-24  # share of Σ W² that rounding leaves when a map with equal entries for all inputs is centred
 
 
 def unit(matrix: Tensor) -> Tensor:
     """The matrix (…, d, p) over its largest entry; a matrix of zeros stays as it is.
 
-    The factor is a constant to a gradient: whoever divides by the size later has it right all the same.
+    The factor is a constant for gradients, which are right if the result is divided by its size later.
     """
     largest = matrix.detach().abs().amax((-2, -1), keepdim=True)
     return matrix / largest.where(largest > 0, largest.new_ones(()))
 
 
 def chain_products(factors: Sequence[Tensor]) -> list[Tensor]:
-    """W₁, W₁W₂, W₁W₂W₃, … (…, d, p) each times a positive number, so that deep chains neither overflow nor vanish."""
+    """W₁, W₁W₂, W₁W₂W₃, … (…, d, p), each times a positive number, so that deep chains neither overflow nor vanish."""
     for k, (left, right) in enumerate(itertools.pairwise(factors)):
         if left.shape[-1] != right.shape[-2]:
             shapes = f"{tuple(left.shape[-2:])} and {tuple(right.shape[-2:])}"
             raise ValueError(f"factors {k + 1} and {k + 2} do not fit together: {shapes}; each is (inputs, outputs)")
-    found = [unit(factors[0])]
-    for factor in factors[1:]:
-        found.append(unit(found[-1] @ unit(factor)))
-    return found
+    return list(
+        itertools.accumulate(factors[1:], lambda left, right: unit(left @ unit(right)), initial=unit(factors[0]))
+    )
 
 
 def vanishes(size: float, whole: float) -> bool:
-    """Whether a kernel of this norm, of a map with this Σ W², is rounding."""
+    """Return whether a kernel of this norm, of a map with this Σ W², is rounding."""
     return not size > VANISHED * whole
 
 
@@ -378,7 +376,7 @@ def vanishes(size: float, whole: float) -> bool:
 
 
 def best_assignment(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and columns of the min(p, q) entries of scores (p, q), one per row and column, whose sum is largest."""
+    """Rows and columns of the min(p, q) entries of scores (p, q) with the largest sum, one per row and column."""
     from scipy.optimize import linear_sum_assignment
 
     rows, columns = linear_sum_assignment(scores.detach().cpu().numpy(), maximize=True)

@@ -22,29 +22,29 @@ from .products import (
 
 RANK_TOLERANCE = 1e-10  # eigenvalues below this share of the largest are zero (float64 products of rows)
 RANK_TOLERANCE_FLOAT32 = 1e-5  # the same for matrices made from float32 products
-RANK_TOLERANCE_FLOAT32_PRODUCTS = 1e-6  # the same where these were centred and added up in float64
+RANK_TOLERANCE_FLOAT32_PRODUCTS = 1e-6  # the same if products were centred and summed in float64
 
 SMALLEST_DIRECTION = 1e-12  # singular values of float64 rows below this share of the largest are zero
-SMALLEST_DIRECTION_FLOAT32 = 1e-5  # the same where the rows are float32 numbers: what a network rounds is well below
-ENOUGH_VARIANCE = 1e-8  # eigenvalues below this share of the largest: a covariance keeps less than eight digits of them
+SMALLEST_DIRECTION_FLOAT32 = 1e-5  # the same for rows of float32 numbers: the rounding of a network is well below
+ENOUGH_VARIANCE = 1e-8  # share of the largest eigenvalue below which a covariance has fewer than eight digits
 
-CLOSE = 0.99  # of what a nuclear norm can be at most: from there on distances are roots of small differences
-ENOUGH_DIGITS = 1e-10  # bound on the relative error of a nuclear norm from eigenvalues; usually it is a hundredth of it
-ENOUGH_DIGITS_FLOAT32 = 1e-7  # the same where the rows themselves were rounded to float32
-EIGENVALUE_ROUNDING = 2  # times ε ‖λ‖ √(Σ 1/λ): errors of Σ √λ, 1.3 at most where it was measured
+CLOSE = 0.99  # of the most a nuclear norm can be, above which distances are roots of small differences
+ENOUGH_DIGITS = 1e-10  # bound on the relative error of a nuclear norm from eigenvalues; usually it is a hundredth
+ENOUGH_DIGITS_FLOAT32 = 1e-7  # the same if rows were rounded to float32
+EIGENVALUE_ROUNDING = 2  # times ε ‖λ‖ √(Σ 1/λ) bounds the error of Σ √λ; at most 1.3 was measured
 WORTH_SQUARING = 64  # columns
-FEW = 4  # one column in so many is looked at first
-LIKELY = 0.02  # times what is enough is what these must have, since all have smaller eigenvalues
+FEW = 4  # one column in so many is tried first
+LIKELY = 0.02  # times the enough error is required of these columns, since all columns have smaller eigenvalues
 
 
 def rank_tolerance(dtype: torch.dtype) -> float:
-    """Which share of the largest eigenvalue is rounding, for a matrix of this precision."""
+    """The share of the largest eigenvalue that is rounding in a matrix of this precision."""
     return RANK_TOLERANCE if dtype == torch.float64 else RANK_TOLERANCE_FLOAT32
 
 
 @dataclass(frozen=True)
 class Loss:
-    """Directions that are dropped although the data have them."""
+    """Directions of the data that are dropped."""
 
     count: int
     of: int
@@ -61,9 +61,9 @@ class Span:
 
     @classmethod
     def of(cls, rows: Tensor, tolerance: float, rounding: float, present: int = 0) -> Span:
-        """Both are shares of the largest singular value: below `rounding` a direction is none that the data have.
+        """`tolerance` and `rounding` are shares of the largest singular value; data have no direction below `rounding`.
 
-        `present`: how many directions they are known to have, however small.
+        `present` is the number of directions that they are known to have, however small.
         """
         basis, sizes = orthonormal(rows)
         kept = sizes > tolerance * sizes[0]
@@ -75,16 +75,16 @@ class Span:
 
 
 def loss_of(sizes: Tensor, tolerance: float, rounding: float, present: int = 0) -> Loss:
-    """What cutting singular values at the tolerance loses; see `Span.of`."""
+    """The loss from cutting singular values at the tolerance; see `Span.of`."""
     share = (sizes / sizes.max()).sort(descending=True).values
-    there = share[: max(int((share > rounding).sum()), present)]
-    lost = there[there <= tolerance]
-    least = torch.finfo(share.dtype).eps  # smaller ones are rounding, and the condition at least this
-    return Loss(len(lost), len(there), float(1 / lost.min().clamp_min(least)) if len(lost) else 1.0)
+    of_data = share[: max(int((share > rounding).sum()), present)]
+    lost = of_data[of_data <= tolerance]
+    least = torch.finfo(share.dtype).eps  # smaller values are rounding, which bounds the condition
+    return Loss(len(lost), len(of_data), float(1 / lost.min().clamp_min(least)) if len(lost) else 1.0)
 
 
 def leading_count(values: Tensor, share: float) -> int:
-    """How few of the variances, descending, hold this share of their sum."""
+    """The fewest of the variances, descending, that hold this share of their sum."""
     cumulative = values.cumsum(0) / values.sum()
     return min(int((cumulative < share - 1e-12).sum()) + 1, len(values))
 
@@ -116,7 +116,7 @@ class Spectrum:
         return Spectrum(self.values[:count], self.vectors[:, :count])
 
     def cut_after(self, count: int) -> float:
-        """A tolerance that `inverse_root` keeps just so many directions with."""
+        """A tolerance with which `inverse_root` keeps this many directions."""
         following = self.values[count] if count < self.rank else 0.0
         return float((self.values[count - 1] + following) / 2 / self.values[0])
 
@@ -127,10 +127,10 @@ class Spectrum:
 
 
 class _InverseRoot(torch.autograd.Function):
-    """C^(-1/2) on the range of C, with a gradient that survives equal eigenvalues.
+    """C^(-1/2) on the range of C, with a gradient that is finite for equal eigenvalues.
 
-    The derivative of a spectral function needs (f(a) − f(b)) / (a − b) for each pair of eigenvalues
-    (Daleckii and Krein); for f = x^(-1/2) that is −1 / (√a √b (√a + √b)), which never divides by a − b.
+    The derivative of a spectral function needs (f(a) − f(b)) / (a − b) for each pair of eigenvalues (Daleckii and
+    Krein); for f = x^(-1/2) that is −1 / (√a √b (√a + √b)), without a division by a − b.
     """
 
     @staticmethod
@@ -153,8 +153,8 @@ class _InverseRoot(torch.autograd.Function):
         across = (inverse[:, None] - inverse[None, :]) / gap
         weight = torch.where(both, within, torch.where(one, across, torch.zeros_like(within)))
         inner = vectors.T @ gradients[0] @ vectors
-        found = vectors @ (weight * inner) @ vectors.T
-        return (found + found.T) / 2, None
+        gradient = vectors @ (weight * inner) @ vectors.T
+        return (gradient + gradient.T) / 2, None
 
 
 def inverse_root(matrix: Tensor, tolerance: float | None = None) -> Tensor:
@@ -165,10 +165,10 @@ def inverse_root(matrix: Tensor, tolerance: float | None = None) -> Tensor:
 
 
 def whitening(matrix: Tensor, tolerance: float | None = None) -> tuple[Tensor, bool]:
-    """W with W C Wᵀ = 1 on the range of a covariance C, and whether that is all of the space; differentiable.
+    """W with W C Wᵀ = 1 on the range of a covariance C, and whether that is the whole space; differentiable.
 
-    The inverse of its Cholesky factor where C is far from singular, which takes a fraction of the time of the inverse
-    square root and is as good for all that does not depend on a rotation; otherwise the inverse square root.
+    The inverse of the Cholesky factor if C is far from singular, which takes a fraction of the time of the inverse
+    square root and differs from it by a rotation; otherwise the inverse square root.
     """
     tolerance = rank_tolerance(matrix.dtype) if tolerance is None else tolerance
     factor, failed = torch.linalg.cholesky_ex(matrix)
@@ -181,29 +181,29 @@ def whitening(matrix: Tensor, tolerance: float | None = None) -> tuple[Tensor, b
 
 
 def nuclear_norm(matrix: Tensor, most: Tensor | float | None = None, enough: float = ENOUGH_DIGITS) -> Tensor:
-    """Sum of singular values; differentiable, at rank deficiency too (a subgradient).
+    """The sum of singular values; differentiable, with a subgradient at rank deficiency.
 
-    `most` is what the sum cannot exceed. Well below it a relative error of `enough` will do, and close to it such an
-    error of what is missing: where eigenvalues are that good they take a third of the time.
+    `most` bounds the sum. Well below it a relative error of `enough` is allowed, and close to it such an error of the
+    difference: eigenvalues that are good enough take a third of the time.
     """
     if most is not None and _worth_squaring(matrix, enough):
-        found, doubt = _from_eigenvalues(matrix)
-        counts = found if bool(found < CLOSE * most) else most - found
-        if bool(doubt < enough * counts):
-            return found
+        norm, error = _from_eigenvalues(matrix)
+        scale = norm if bool(norm < CLOSE * most) else most - norm
+        if bool(error < enough * scale):
+            return norm
     return singular_values(matrix).sum(-1)
 
 
 def _worth_squaring(matrix: Tensor, enough: float) -> bool:
-    """Whether a nuclear norm is likely to have enough digits from eigenvalues, as that of some columns has."""
+    """Return whether eigenvalues are likely to give a nuclear norm enough digits, judging by some columns."""
     if min(matrix.shape) < WORTH_SQUARING or not for_numpy(matrix) or matrix.dtype != torch.float64:
         return False
-    found, doubt = _from_eigenvalues(matrix[:, ::FEW])
-    return bool(doubt < LIKELY * enough * found)
+    norm, error = _from_eigenvalues(matrix[:, ::FEW])
+    return bool(error < LIKELY * enough * norm)
 
 
 def _from_eigenvalues(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of singular values from the eigenvalues λ of MᵀM, and a bound on its error: infinite if one is not above 0.
+    """The sum of singular values from the eigenvalues λ of MᵀM, and a bound on its error, infinite unless all λ > 0.
 
     Rounding moves the eigenvalues by some d with ‖d‖ ∝ ε ‖MᵀM‖, and Σ √λ by Σ d / (2 √λ), which is at most
     ½ ‖d‖ √(Σ 1/λ) (Cauchy and Schwarz).

@@ -1,4 +1,4 @@
-"""Measures, one file for each family; each is a function of a view with declared facts."""
+"""Measures, one file per family; each is a function of a view with declared facts."""
 
 from .correlations import cca_r2, gaussian_information, mean_cca, pwcca, svcca
 from .define import MEASURES, Measure, UnknownMeasure, define, find, snap_to_bounds

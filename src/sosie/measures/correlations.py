@@ -12,16 +12,16 @@ from ..linalg import leading_count, nuclear_norm, rank_tolerance, singular, sing
 from ..stats import Covariances
 from .define import define
 
-ROUNDINGS = 100  # of 1 − ρ², within which it is none: what is left has two digits or more
+ROUNDINGS = 100  # below so many, 1 − ρ² counts as 0: above, it has two digits or more
 
-# What these measures have in common; each says where it differs.
+# Facts that these measures share, unless a measure declares otherwise.
 by_correlations = functools.partial(
     define, reads=Covariances, bounds=(0, 1), closer="up", precise=True, few_rows="saturates", cost="(n + p + q) p q"
 )
 
 
 def _directions(c: Covariances) -> Tensor:
-    """How many canonical correlations there are: the smaller of the two ranks."""
+    """The number of canonical correlations: the smaller of the two ranks."""
     return torch.minimum(c.x.rank, c.y.rank)
 
 
@@ -33,9 +33,9 @@ def _directions(c: Covariances) -> Tensor:
 def mean_cca(c: Covariances) -> Tensor:
     """Mean canonical correlation, over as many as the smaller rank.
 
-    1 for any two sites that have at least as many neurons as there are rows, less one. A direction counts down to 1e-5
-    of the largest, as standard deviations of neurons that are scaled to one size; down to 1e-12 where the rows are at
-    hand and carry more digits than float32's. A caveat says where one that the data have is dropped.
+    1 for any two sites with at least n − 1 neurons. A direction counts down to 1e-5 of the largest, as standard
+    deviations of neurons that are scaled to one size; down to 1e-12 if the rows are in memory with more digits than
+    float32. A caveat reports directions of the data that are dropped.
     """
     most = _directions(c)
     return nuclear_norm(c.whitened, most) / most
@@ -77,11 +77,10 @@ def svcca(c: Covariances, keep: float = 0.99) -> Tensor:
 def pwcca(c: Covariances) -> Tensor:
     """Canonical correlations weighted by how much of x each direction accounts for.
 
-    Σ αᵢ ρᵢ / Σ αᵢ with αᵢ = Σⱼ |⟨hᵢ, xⱼ⟩|: hᵢ the i-th canonical variable of x, xⱼ its centred neurons.
-    Always weighted by x, whichever side is narrower (the authors' code weights by the side of lower rank;
-    others weight by y, or by the neurons' projections). The directions are those with ρᵢ defined: as many
-    as the smaller rank. No gradient is promised: where two correlations are equal, as all are for a site
-    with itself, their directions are arbitrary.
+    Σ αᵢ ρᵢ / Σ αᵢ with αᵢ = Σⱼ |⟨hᵢ, xⱼ⟩|, where hᵢ is the i-th canonical variable of x and xⱼ its centred neurons.
+    Weighted by x, whichever side is narrower (the authors' code weights by the side of lower rank; others weight by y,
+    or by the projections of the neurons), over as many directions as the smaller rank. It has no gradient, since the
+    directions of equal correlations are arbitrary, as are all those of a site with itself.
     """
     u, correlations, _ = singular(c.whitened)
     count = int(_directions(c))
@@ -89,14 +88,14 @@ def pwcca(c: Covariances) -> Tensor:
     return (weights[:count] * correlations[:count]).sum() / weights[:count].sum()
 
 
-# How much each set of rows tells of the other, in nats, as if the rows were Gaussian
+# Mutual information of two sets of rows in nats, as if the rows were Gaussian
 
 
 def of_independent_rows(n: int, r: int, s: int) -> tuple[float, float]:
     """Mean and standard deviation of the estimate for n independent Gaussian rows of r and s dimensions, exactly.
 
-    exp(−2 I) is then Wilks' Λ, a product of independent beta variables. The mean is also by how much the estimate is
-    too large whatever the information is: E ln|S| − ln|Σ| depends on nothing but n and the dimensions.
+    exp(−2 I) is then Wilks' Λ, a product of independent beta variables. The mean is also the bias of the estimate for
+    any information: E ln|S| − ln|Σ| depends only on n and the dimensions.
     """
     if n <= r + s:
         return math.nan, math.nan
@@ -119,33 +118,33 @@ def gaussian_information(c: Covariances) -> Tensor:
     """Mutual information in nats, as if rows were Gaussian: −½ Σ ln(1 − ρ²) over the canonical correlations ρ.
 
     Equal to ½ (ln|Σx| + ln|Σy| − ln|Σ|), with Σ the covariance of both sides together; often printed without the ½.
-    It sees linear relations alone: other rows than Gaussian ones may share more, or less. An error where it is
-    infinite: of rows with themselves, where a direction of one side is a linear function of the other (1 − ρ² ≤ 1e-10,
-    or 100 times its rounding where neurons nearly repeat one another), and whenever n ≤ p + q (the ranks).
+    Only linear relations count: rows that are not Gaussian may share more, or less. An error where it is infinite: for
+    rows with themselves, where a direction of one side is a linear function of the other (1 − ρ² ≤ 1e-10, or 100 times
+    its rounding where neurons are nearly dependent), and whenever n ≤ p + q (the ranks).
 
-    Too large by ½ Σ (ψ((n − i)/2) − ψ((n − p − i)/2)), i = 1 … q, on average, for Gaussian rows exactly and whatever
-    the information is: that is what chance gives, so value − null has no bias.
+    Biased up by ½ Σ (ψ((n − i)/2) − ψ((n − p − i)/2)), i = 1 … q, exactly so for Gaussian rows and for any information:
+    that is the value at chance, so value − null is unbiased.
     """
     n, r, s = min(c.x.n, c.y.n), int(c.x.rank), int(c.y.rank)
     if n <= r + s:
         raise ValueError(
             f"infinite: with {r} and {s} dimensions for n={n} rows, {r + s - n + 1} of {min(r, s)} canonical "
-            f"correlations are 1 whatever the rows; take more than {r + s} rows, or narrower sites (rows='mean' pools)"
+            f"correlations are 1 for any rows; take more than {r + s} rows, or narrower sites (rows='mean' pools)"
         )
     correlations = singular_values(c.whitened)
     least = _least(c)
     ones = int((1 - correlations.detach().square() <= least).sum())
     if ones:
         raise ValueError(
-            f"infinite: {ones} of {min(r, s)} canonical correlations are 1 (1 − ρ² ≤ {least:.0e}), so that a part of "
-            "one side is a linear function of the other; mean_cca has a value here"
+            f"infinite: {ones} of {min(r, s)} canonical correlations are 1 (1 − ρ² ≤ {least:.0e}): a part of one side "
+            "is a linear function of the other; mean_cca has a value here"
         )
     return -torch.log1p(-correlations.square()).sum() / 2
 
 
 def _least(c: Covariances) -> float:
-    """What 1 − ρ² must exceed: the tolerance of every rank, or what whitening makes of rounding."""
+    """The bound that 1 − ρ² must exceed: the tolerance of both ranks, or the rounding that whitening amplifies."""
     matrix = c.whitened.detach()
     largest = max(side.amplified for side in (c.x, c.y))
-    given = [side.tolerance or rank_tolerance(matrix.dtype) for side in (c.x, c.y)]
-    return max(*given, ROUNDINGS * torch.finfo(matrix.dtype).eps * largest)
+    tolerances = [side.tolerance or rank_tolerance(matrix.dtype) for side in (c.x, c.y)]
+    return max(*tolerances, ROUNDINGS * torch.finfo(matrix.dtype).eps * largest)

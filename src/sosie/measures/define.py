@@ -34,7 +34,7 @@ MEASURES: dict[str, Measure] = {}
 FewRows = Literal["biased", "saturates", "saturates in x", "infinite"]
 ByChance = Callable[[int, int, int], tuple[float, float]]
 
-# What may be done to the rows of x without changing the value; the laws test has one transformation for each.
+# Transformations of the rows of x that may leave the value unchanged; the laws test has one for each.
 TRANSFORMATIONS = {
     "permutation": "neurons in another order",
     "rotation": "any orthogonal map of the neurons",
@@ -59,27 +59,27 @@ class UnknownMeasure(KeyError):
 
 @dataclass(frozen=True)
 class Measure:
-    """A number that says how alike two sets of rows are, with declared facts."""
+    """A measure of the similarity of two sets of rows, with declared facts."""
 
-    name: str  # with the options it was given: "mutual_knn(k=5)"
+    name: str  # with its options: "mutual_knn(k=5)"
     function: Callable[..., Tensor]
     reads: type
     bounds: tuple[float | None, float | None]
-    same: float | None  # the value of rows compared with themselves; None: it depends on the rows, or is infinite
+    same: float | None  # the value of rows with themselves; None if it depends on the rows, or is infinite
     closer: Literal["up", "down"]
-    invariant: frozenset[str]  # to these transformations of either side
+    invariant: frozenset[str]  # transformations of either side that leave the value unchanged
     symmetric: bool
     differentiable: bool
-    precise: bool  # inverts covariances: their products must be float64
+    precise: bool  # inverts covariances, which must be float64 products
     cost: str
     paper: str
     summary: str
-    chance: str  # what rows that have nothing to do with each other give
-    few_rows: FewRows | None  # what goes wrong when a side has more neurons than there are rows
-    paired: bool  # whether row i of x must belong to row i of y
-    same_width: bool  # whether both sides must have equally many neurons
+    chance: str  # the value of unrelated rows
+    few_rows: FewRows | None  # the failure when a side has more neurons than there are rows
+    paired: bool  # row i of x must belong to row i of y
+    same_width: bool  # both sides must have equally many neurons
     needs: frozenset[str]  # what it reads beside x and y: "inputs", "labels"
-    by_chance: ByChance | None = None  # mean and spread by chance, where n and both ranks tell them
+    by_chance: ByChance | None = None  # mean and spread by chance, from n and both ranks
     options: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, view: View) -> Tensor:
@@ -95,9 +95,7 @@ class Measure:
         labels: Tensor | None = None,
         kind: str = "auto",
     ) -> Tensor:
-        """The value for two sets of paired rows; differentiable where the measure is.
-
-        Computed in float32 at least, under autocast too.
+        """The value for two sets of paired rows, in float32 at least; differentiable where the measure is.
 
         `labels` and `kind` are for measures that read outputs: see `sosie.measure`.
         """
@@ -115,24 +113,22 @@ class Measure:
 
     @property
     def reads_outputs(self) -> bool:
-        """Whether it compares what models answer, and not rows of neurons."""
+        """Whether it compares the outputs of models, not rows of neurons."""
         return issubclass(self.reads, Outputs)
 
     @property
     def reads_weights(self) -> bool:
-        """Whether it compares what models are made of, and needs no data."""
+        """Whether it compares the weights of models, without data."""
         return issubclass(self.reads, Weights)
 
     def from_outputs(self, sums: OutputSums, *, jackknife: bool = False) -> Tensor:
-        """The value from sums over outputs; with `jackknife` one for each group of inputs left out."""
+        """The value from sums over outputs; with `jackknife`, one value for each group of inputs left out."""
         return self(sums.view(self.reads, jackknife=jackknife))
 
     def from_sample(self, sample: Sample) -> Tensor:
         """The value for the first site of each side of a sample."""
         if "inputs" in self.needs and sample.inputs is None:
-            raise ValueError(
-                f"{self.name} also needs what the networks were given: inputs= (n, …), paired with the rows"
-            )
+            raise ValueError(f"{self.name} also needs the inputs of the networks: inputs= (n, …), paired with the rows")
         x, y = sample.xs[0].shape[1], sample.ys[0].shape[1]
         if self.same_width and x != y:
             raise ValueError(f"{self.name} compares neuron by neuron, so needs equal widths, got {x} and {y}")
@@ -145,7 +141,7 @@ class Measure:
         return self(sample.paired())
 
     def using(self, **options: Any) -> Measure:
-        """The same measure with other options; its name says so."""
+        """This measure with other options, which are part of its name."""
         known = self.defaults
         for key, value in options.items():
             if key not in known:
@@ -166,7 +162,7 @@ class Measure:
         return {p.name: self.options.get(p.name, p.default) for p in parameters}
 
     def facts(self) -> dict[str, Any]:
-        """The declared facts by name, as JSON can hold them, and what options it has."""
+        """The declared facts by name, as JSON holds them, with the options as "defaults"."""
         return {
             **{name: getattr(self, name) for name in FACTS},
             "reads": self.reads.__name__,
@@ -197,8 +193,8 @@ def define(
 ) -> Callable[[Callable[..., Tensor]], Measure]:
     """Register a function of a view as a measure under its own name, with its facts.
 
-    Invariances that follow from others need not be declared, nor the value of rows with themselves where that is the
-    bound on the side of `closer`: 1 for a cosine, 0 for a distance.
+    Invariances that follow from others need not be declared, nor the value of rows with themselves if it is the bound
+    on the side of `closer`: 1 for a cosine, 0 for a distance.
     """
     unknown = set(invariant) - set(TRANSFORMATIONS)
     if unknown:
@@ -250,7 +246,7 @@ def find(measure: str | Measure) -> Measure:
 
 
 def snap_to_bounds(value: Tensor, measure: Measure, digits: torch.dtype = torch.float64) -> Tensor:
-    """The value, with what rounding alone put past a bound set to the bound; anything further is left to be seen."""
+    """The value, set to a bound if it exceeds it by rounding alone; larger excesses stay visible."""
     slack = 1e-12 if digits == torch.float64 else 1e-6
     low, high = measure.bounds
     if low is not None:

@@ -1,4 +1,4 @@
-"""Representational similarity analysis: compare two sides' dissimilarities between rows."""
+"""Representational similarity analysis: compare the dissimilarities between rows of two sides."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..stats import PairedRows, Sample, SiteRows
 from .define import define
 from .neighbours import cosines
 
-ROUNDING = 1e-12  # of the largest dissimilarity: what is nearer than that is a tie, not a rank
+ROUNDING = 1e-12  # of the largest dissimilarity; closer ones are ties
 
 
 @define(
@@ -24,15 +24,14 @@ ROUNDING = 1e-12  # of the largest dissimilarity: what is nearer than that is a 
     chance="0; by cosine above 0",
 )
 def rsa(rows: PairedRows, dissimilarity: str = "correlation", compare: str = "spearman") -> Tensor:
-    """How alike the two sides' dissimilarities of all pairs of rows are.
+    """Similarity of the two sides' dissimilarities of all pairs of rows.
 
-    Dissimilarity of two rows: 1 − Pearson correlation ("correlation"), "euclidean", "squared_euclidean",
-    1 − cosine ("cosine"), or "mahalanobis" (Euclidean after whitening by the covariance of the rows). Compared
-    by "spearman" (average ranks for ties), "pearson", "kendall" (τ-a, which ties pull down), "cosine", or
-    "whitened_cosine": the cosine after the correlations that dissimilarities have by sharing rows are taken
-    out; with squared Euclidean ones that is linear CKA. Toolboxes differ in what they take by default: Kriegeskorte et
-    al. take correlation and Spearman, as here; rsatoolbox compares by cosine; whitening by a noise covariance
-    of repeated trials, which it offers, needs trials.
+    The dissimilarity of two rows is 1 − Pearson correlation ("correlation"), "euclidean", "squared_euclidean",
+    1 − cosine ("cosine"), or "mahalanobis" (Euclidean after whitening by the covariance of the rows). Dissimilarities
+    are compared by "spearman" (average ranks for ties), "pearson", "kendall" (τ-a, which ties lower), "cosine", or
+    "whitened_cosine": the cosine after whitening the correlations of dissimilarities that share rows, which is linear
+    CKA for squared Euclidean ones. Defaults differ: Kriegeskorte et al. use correlation and Spearman, as here;
+    rsatoolbox compares by cosine, and can whiten by the noise covariance of repeated trials.
     """
     if dissimilarity not in DISSIMILARITIES or compare not in COMPARATORS:
         raise ValueError(
@@ -67,8 +66,8 @@ def rsa(rows: PairedRows, dissimilarity: str = "correlation", compare: str = "sp
 def rsm_norm_difference(rows: PairedRows) -> Tensor:
     """Root mean square difference of the two sides' cosine similarities of all pairs of rows.
 
-    ‖S − S′‖ / n with the Frobenius norm, which others print without the n; their S may be inner products or
-    distances instead of cosines, and then scale matters.
+    ‖S − S′‖ / n with the Frobenius norm, often printed without the n. Elsewhere S may be inner products or distances
+    instead of cosines; then scale matters.
     """
     x, y = (side.memo("cosines", cosines, "square") for side in (rows.x, rows.y))
     return (x - y).norm() / len(x)
@@ -80,16 +79,16 @@ def _triangle(side: SiteRows, dissimilarity: str) -> Tensor:
 
 
 def _with_ties(values: Tensor) -> Tensor:
-    """In steps of the rounding error: pairs that differ by that alone are ties."""
+    """The values in steps of the rounding error, so that pairs that differ by rounding are ties."""
     step = ROUNDING * values.abs().amax()
     return torch.where(step > 0, torch.round(values / step) * step, values)
 
 
-def _unit(found: Tensor) -> Tensor:
-    length = found.norm()
+def _unit(values: Tensor) -> Tensor:
+    length = values.norm()
     if not bool(length > 0):
         raise ValueError("rsa is undefined: all rows are equally far apart")
-    return found / length
+    return values / length
 
 
 def _correlation(x: Tensor) -> Tensor:
@@ -117,9 +116,9 @@ def _mahalanobis(x: Tensor) -> Tensor:
 
 
 def _centred(values: Tensor, _: int) -> Tensor:
-    found = values - values.mean()
-    low, high = found.aminmax()
-    return found if bool(high - low > ROUNDING * values.abs().amax()) else torch.zeros_like(found)
+    about = values - values.mean()
+    low, high = about.aminmax()
+    return about if bool(high - low > ROUNDING * values.abs().amax()) else torch.zeros_like(about)
 
 
 def _ranks(values: Tensor, _: int) -> Tensor:
@@ -131,7 +130,7 @@ def _ranks(values: Tensor, _: int) -> Tensor:
 
 
 def _whitened(values: Tensor, n: int) -> Tensor:
-    """The doubly centred matrix of dissimilarities: what whitening by their shared rows comes to."""
+    """The doubly centred matrix of dissimilarities, equivalent to whitening the effect of shared rows."""
     square = values.new_zeros(n, n)
     i, j = torch.triu_indices(n, n, 1, device=values.device)
     square[i, j] = square[j, i] = values

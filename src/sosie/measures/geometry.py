@@ -1,4 +1,4 @@
-"""Measures that compare the shape of two clouds of rows: one number or curve of each, or their topology."""
+"""Measures that compare the shape of two clouds of rows: a number or curve of each, or their topology."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .neighbours import check_k, cosines, nearest, row_lengths
 TEMPERATURES = torch.logspace(-1, 1, 256, dtype=torch.float64)
 WEIGHTS = torch.exp(-2 * (TEMPERATURES + 1 / TEMPERATURES))
 
-# What these measures have in common; each says where it differs.
+# Facts that these measures share, unless a measure declares otherwise.
 unpaired_distance = functools.partial(
     define, reads=PairedRows, closer="down", paired=False, chance="does not depend on the pairing"
 )
@@ -34,7 +34,7 @@ def magnitude_difference(rows: PairedRows) -> Tensor:
 
 @unpaired_distance(bounds=(0, 2), invariant={"rotation", "scale"}, paper="wang2020, klabunde2025", cost="n (p + q)")
 def concentricity_difference(rows: PairedRows) -> Tensor:
-    """Difference between the two sides' concentricity: the mean cosine of the rows with their mean row."""
+    """Difference between the concentricities of the two sides, the mean cosine of the rows with their mean row."""
     x, y = (side.memo("concentricity", _concentricity) for side in (rows.x, rows.y))
     return (x - y).abs()
 
@@ -51,10 +51,9 @@ def _concentricity(rows: Tensor) -> Tensor:
     bounds=(0, 8), invariant={"rotation", "scale"}, paper="wang_isola2020, klabunde2025", cost="n² (p + q)"
 )
 def uniformity_difference(rows: PairedRows) -> Tensor:
-    """Difference between the two sides' uniformity: log of the mean of exp(−2 ‖u − v‖²) over pairs of unit rows.
+    """Difference between the uniformities of the two sides, log mean exp(−2 ‖u − v‖²) over pairs of unit rows.
 
-    Over pairs of two different rows, as Wang and Isola compute it; with each row's pair with itself, as others
-    do, both sides come out closer to 0.
+    Over pairs of different rows, as Wang and Isola compute it; pairs of a row with itself bring both sides closer to 0.
     """
     x, y = (side.memo("uniformity", _uniformity) for side in (rows.x, rows.y))
     return (x - y).abs()
@@ -80,9 +79,9 @@ def imd(rows: PairedRows, k: int = 5) -> Tensor:
     """Intrinsic multi-scale distance: largest weighted difference between the heat traces of the neighbour graphs.
 
     max over t of exp(−2 (t + 1/t)) |h(t) − h'(t)|, at 256 temperatures t from 0.1 to 10 at equal ratios, where
-    h(t) = Σ exp(−t λ) / n over the eigenvalues λ of the normalised Laplacian of the graph that joins each row
-    with its k nearest (Euclidean), both ways, all weights 1. Eigenvalues are exact; the authors' code estimates
-    the traces by stochastic Lanczos and multiplies the distance by 10⁶.
+    h(t) = Σ exp(−t λ) / n over the eigenvalues λ of the normalised Laplacian of the undirected graph that joins each
+    row with its k nearest (Euclidean), with weights of 1. Eigenvalues are exact; the authors' code estimates the traces
+    by stochastic Lanczos and multiplies the distance by 10⁶.
     """
     check_k("imd", k, len(rows.x.rows))
     x, y = (side.memo(("heat trace", k), lambda r: _heat_trace(r, k)) for side in (rows.x, rows.y))
@@ -103,7 +102,7 @@ def _heat_trace(rows: Tensor, k: int) -> Tensor:
 
 def nearest_euclidean(rows: Tensor, k: int) -> Tensor:
     """(n, k): the nearest other rows, nearest first."""
-    x = centred(rows.detach())  # distances do not change, but their rounding does
+    x = centred(rows.detach())  # changes the rounding of distances, not distances
     # −‖xᵢ − xⱼ‖² + ‖xᵢ‖²: the same order within a row
     return nearest(self_product(x.T).mul_(2).sub_(row_squares(x)), k, x)
 
@@ -116,12 +115,12 @@ def nearest_euclidean(rows: Tensor, k: int) -> Tensor:
     cost="n² (p + q)",
 )
 def intrinsic_dimension_difference(rows: PairedRows, discard: float = 0.1) -> Tensor:
-    """Difference between the two sides' intrinsic dimension, estimated from each row's two nearest (TwoNN).
+    """Difference between the intrinsic dimensions of the two sides, from the two nearest rows of each row (TwoNN).
 
-    The slope through the origin of −log(1 − F(μ)) against log μ, μ the distance to the second nearest row over
-    that to the nearest and F its empirical distribution; the largest `discard` of the ratios are left out, as in
-    the paper. Others take the maximum likelihood, (n − 1) / Σ log μ. Edges make it low: about 4.7 for 2000
-    rows in a cube of 5 dimensions, 8.7 for 10.
+    The slope through the origin of −log(1 − F(μ)) against log μ, with μ the distance to the second nearest row over
+    that to the nearest and F its empirical distribution, without the share `discard` of largest ratios, as in the
+    paper. Others take the maximum likelihood, (n − 1) / Σ log μ. Edges lower it: about 4.7 for 2000 rows in a cube of 5
+    dimensions, 8.7 for 10.
     """
     if not 0 <= discard < 1:
         raise ValueError(f"intrinsic_dimension_difference leaves out a share from 0 to below 1, got discard={discard}")
@@ -136,13 +135,13 @@ def _intrinsic_dimension(rows: Tensor, discard: float) -> Tensor:
     if n < 3 or kept < 1:
         raise ValueError(f"intrinsic_dimension_difference needs more rows, got {n}, of which it would use {kept}")
     near = nearest_euclidean(rows, 2)
-    # From differences, not from inner products: twins are at distance 0 exactly.
+    # From differences, not inner products, so that equal rows have a distance of exactly 0.
     distances = torch.stack([(rows - rows[near[:, j]]).norm(dim=1) for j in range(2)], 1).sort(1).values
     twins = int((distances[:, 0] == 0).sum())
     if twins:
         raise ValueError(
-            f"the intrinsic dimension is undefined where rows coincide: {twins} of {n} rows are equal to another; "
-            "leave out duplicates"
+            f"the intrinsic dimension is undefined for equal rows: {twins} of {n} rows are equal to another; remove "
+            "duplicates"
         )
     ratio = (distances[:, 1] / distances[:, 0]).log().sort().values[:kept]
     if not bool(ratio[-1] > 0):
@@ -162,12 +161,12 @@ def _intrinsic_dimension(rows: Tensor, discard: float) -> Tensor:
     chance="grows with the number of rows compared",
 )
 def rtd(paired: PairedRows, rows: int = 400, seed: int = 0) -> Tensor:
-    """Representation topology divergence: how differently two clouds of rows are connected, over all scales.
+    """Representation topology divergence: difference in how two clouds of rows are connected, over all scales.
 
-    The sum of the bars of R-Cross-Barcode₁, averaged over both directions; distances are Euclidean, each side's
-    divided by the 0.9 quantile of all n² of them. Beyond `rows` rows a subset drawn with `seed` is compared, once
-    (the authors average ten draws of 500); the value grows with their number, so compare it at equal numbers only.
-    Takes seconds for each pair of sites. Needs `pip install 'sosie[topology]'`.
+    The sum of the bars of R-Cross-Barcode₁, averaged over both directions; distances are Euclidean, divided by the 0.9
+    quantile of all n² on each side. Beyond `rows` rows, one subset drawn with `seed` is compared (the authors average
+    ten draws of 500); the value grows with their number, so compare it at equal numbers only. Takes seconds per pair of
+    sites. Needs `pip install 'sosie[topology]'`.
     """
     n = len(paired.x.rows)
     if n < 2 or rows < 2:
@@ -191,17 +190,17 @@ def _scaled_distances(rows: Tensor) -> np.ndarray:
 def _cross_barcode(x: np.ndarray, y: np.ndarray) -> float:
     """Total length of the bars of dimension 1 of the graph on two copies of the rows.
 
-    The first copy is one point; a row of the second is as far from it and its rows as x says, and from other rows
-    of the second copy as the smaller of x and y says.
+    The first copy is one point; distances from a row of the second copy to rows of the first are those of x, and within
+    the second copy the smaller of those of x and y.
     """
     n = len(x)
     graph = np.zeros((2 * n, 2 * n))
     graph[n:, :n] = graph[:n, n:] = x
     graph[n:, n:] = np.minimum(x, y)
-    # ripser computes in float32. Only the order of the lengths decides, so it is given their ranks, which are exact.
+    # ripser computes in float32. Only the order of lengths matters, so it gets their ranks, which are exact.
     lengths, rank = np.unique(graph, return_inverse=True)
     if len(lengths) > 2**24:
-        raise ValueError(f"rtd can tell 2²⁴ distances apart, {n} rows have {len(lengths)}; use fewer: rtd(rows=400)")
+        raise ValueError(f"rtd distinguishes 2²⁴ distances, {n} rows have {len(lengths)}; use fewer: rtd(rows=400)")
     bars = _ripser()(rank.reshape(graph.shape).astype(np.float32), maxdim=1, distance_matrix=True)["dgms"][1]
     born, died = lengths[bars.astype(np.int64)].T
     return float((died - born).sum())

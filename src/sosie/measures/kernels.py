@@ -1,4 +1,4 @@
-"""Measures that are a cosine of Gram matrices."""
+"""Measures that are cosines of Gram matrices."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def linear_cka(a: Alignment) -> Tensor:
 def debiased_cka(a: DebiasedAlignment) -> Tensor:
     """Cosine of the U-centred Gram matrices: linear CKA whose value for independent rows is 0 on average.
 
-    May be negative. Minibatch versions elsewhere average ratios or depend on the loader's batch size;
-    this one sums numerators and denominators over blocks of a fixed size before dividing.
+    May be negative. Other minibatch versions average ratios or depend on the loader's batch size; this one sums
+    numerators and denominators over blocks of a fixed size before dividing.
     """
     return _cosine(a)
 
@@ -64,7 +64,7 @@ def debiased_cka(a: DebiasedAlignment) -> Tensor:
     chance="depends on the means",
 )
 def kernel_alignment(a: UncentredAlignment) -> Tensor:
-    """Cosine of the Gram matrices as they are, not centred: a common mean counts as likeness."""
+    """Cosine of the uncentred Gram matrices: a common mean counts as similarity."""
     return _cosine(a)
 
 
@@ -81,8 +81,8 @@ def kernel_alignment(a: UncentredAlignment) -> Tensor:
 def rbf_cka(rows: PairedRows, bandwidth: float = 0.5) -> Tensor:
     """CKA with Gaussian kernels whose width is `bandwidth` times the median distance of the rows.
 
-    exp(−d² / (2 bandwidth² m)), m the median of all n² squared distances (the zeros of the diagonal among
-    them, as in the demo of Kornblith et al.). Biased upwards like linear CKA.
+    exp(−d² / (2 bandwidth² m)), with m the median of all n² squared distances, including the zeros of the diagonal, as
+    in the demo of Kornblith et al. Biased upwards like linear CKA.
     """
     bandwidth = positive_number(bandwidth, "bandwidth of rbf_cka")
     k, l = (side.memo(("rbf", bandwidth), lambda x: _gaussian(x, bandwidth), "square") for side in (rows.x, rows.y))
@@ -102,19 +102,19 @@ def rbf_cka(rows: PairedRows, bandwidth: float = 0.5) -> Tensor:
     few_rows="biased",
 )
 def deconfounded_cka(rows: PairedRows, positive: bool = True) -> Tensor:
-    """Linear CKA of what is left of each Gram matrix once that of the inputs is regressed out.
+    """Linear CKA of the Gram matrices after regressing out that of the inputs.
 
-    K − α K₀ with α = ⟨K₀, K⟩ / ⟨K₀, K₀⟩, K₀ the Gram matrix of the inputs, negative eigenvalues dropped, then
-    CKA. `positive=False` keeps them: the cosine of the two remainders, which may be negative. Rows and inputs are
-    centred first, as linear CKA does; uncentred kernels, which the formula also admits, would let the means decide.
+    CKA of K − α K₀ with α = ⟨K₀, K⟩ / ⟨K₀, K₀⟩ and K₀ the Gram matrix of the inputs, without negative eigenvalues.
+    `positive=False` keeps them: the cosine of the two remainders, which may be negative. Rows and inputs are centred
+    first, as in linear CKA; in uncentred kernels, which the formula also admits, the means would dominate.
     """
     assert rows.inputs is not None
-    given = rows.inputs.memo("centred gram", _linear)
+    k0 = rows.inputs.memo("centred gram", _linear)
     if not positive:
-        k, l = (side.memo("remainder", lambda x: _remainder(_linear(x), given), "square") for side in (rows.x, rows.y))
+        k, l = (side.memo("remainder", lambda x: _remainder(_linear(x), k0), "square") for side in (rows.x, rows.y))
         return (k * l).sum() / (k.norm() * l.norm())
     # Each Gram matrix is F Fᵀ, with orthogonal columns whose squared lengths are its eigenvalues.
-    f, g = (side.memo("deconfounded", lambda x: _deconfounded(_linear(x), given), "rows") for side in (rows.x, rows.y))
+    f, g = (side.memo("deconfounded", lambda x: _deconfounded(_linear(x), k0), "rows") for side in (rows.x, rows.y))
     return (f.T @ g).square().sum() / (f.square().sum(0).norm() * g.square().sum(0).norm())
 
 
@@ -132,9 +132,9 @@ def deconfounded_cka(rows: PairedRows, positive: bool = True) -> Tensor:
 def distance_correlation(rows: PairedRows, unbiased: bool = False) -> Tensor:
     """Correlation of the two sides' Euclidean distances between rows, zero only for independence.
 
-    √(⟨A, B⟩ / (‖A‖ ‖B‖)) for doubly centred distance matrices, between 0 and 1. `unbiased=True` U-centres them
-    and takes no root: the bias-corrected squared distance correlation, 0 on average for independent rows and
-    sometimes negative. Packages differ in which of the two, and whether the square, they call by this name.
+    √(⟨A, B⟩ / (‖A‖ ‖B‖)) for doubly centred distance matrices, between 0 and 1. `unbiased=True` U-centres them and
+    takes no root: the bias-corrected squared distance correlation, 0 on average for independent rows and sometimes
+    negative. Packages use this name for either, and for its square.
     """
     centre = u_centred if unbiased else double_centred
     if unbiased and len(rows.x.rows) < 4:
@@ -150,29 +150,29 @@ def _linear(x: Tensor) -> Tensor:
     return self_product((x - x.mean(0, keepdim=True)).T)
 
 
-def _deconfounded(k: Tensor, given: Tensor) -> Tensor:
-    """(n, r): F with F Fᵀ what the inputs' Gram matrix does not explain, its negative eigenvalues dropped."""
-    values, vectors = eigen(_remainder(k, given))
+def _deconfounded(k: Tensor, k0: Tensor) -> Tensor:
+    """(n, r): F with F Fᵀ the remainder of K without negative eigenvalues."""
+    values, vectors = eigen(_remainder(k, k0))
     kept = values > RANK_TOLERANCE * k.diagonal().sum()
     return vectors[:, kept] * values[kept].sqrt()
 
 
-def _remainder(k: Tensor, given: Tensor) -> Tensor:
-    """What the inputs' Gram matrix does not explain."""
-    strength = given.square().sum()
+def _remainder(k: Tensor, k0: Tensor) -> Tensor:
+    """K after regressing out the Gram matrix of the inputs."""
+    strength = k0.square().sum()
     if not bool(strength > 0):
-        raise ValueError(f"the inputs do not vary: all {len(given)} are equal, so there is nothing to regress out")
-    rest = k - (given * k).sum() / strength * given
+        raise ValueError(f"the inputs do not vary: all {len(k0)} are equal, so there is nothing to regress out")
+    rest = k - (k0 * k).sum() / strength * k0
     if not bool(rest.norm() > RANK_TOLERANCE * k.norm()):
-        raise ValueError("nothing is left once the inputs are regressed out: the rows repeat the inputs")
+        raise ValueError("nothing is left after regressing out the inputs: the rows repeat the inputs")
     return rest
 
 
 def _gaussian(x: Tensor, bandwidth: float) -> Tensor:
     """The centred Gaussian Gram matrix."""
-    x = x - x.mean(0, keepdim=True)  # distances do not change, but their rounding does
+    x = x - x.mean(0, keepdim=True)  # changes the rounding of distances, not distances
     lengths = x.square().sum(1)
-    squares = self_product(x.T).mul_(-2).add_(lengths[:, None]).add_(lengths)  # in place: these are large
+    squares = self_product(x.T).mul_(-2).add_(lengths[:, None]).add_(lengths)  # in place, since these are large
     squares = squares.fill_diagonal_(0).relu_()  # below 0 by rounding only
     middle = _median(squares)
     if not bool(middle > 0):
@@ -181,11 +181,11 @@ def _gaussian(x: Tensor, bandwidth: float) -> Tensor:
 
 
 def _median(values: Tensor) -> Tensor:
-    """The mean of the two middle ones if their number is even."""
+    """The median, which is the mean of the two middle values if their number is even."""
     if for_numpy(values):
-        return values.new_tensor(np.median(values.numpy()))  # looks for both at once
+        return values.new_tensor(np.median(values.numpy()))  # selects both at once
     flat, middle = values.flatten(), (values.numel() + 1) // 2
-    first = flat.median()  # the lower one
+    first = flat.median()  # the lower of the two
     if values.numel() % 2 or int((flat <= first).sum()) > middle:
         return first
     return (first + torch.where(flat > first, flat, torch.inf).amin()) / 2

@@ -30,8 +30,8 @@ STEPS = 10**8  # of the network simplex, far beyond what the largest allowed pro
 def permutation_procrustes_distance(neurons: Neurons) -> Tensor:
     """Distance after centring, scaling each side to unit norm, and the best one-to-one match of neurons.
 
-    The narrower side is padded with neurons that are always 0, so that surplus neurons count in full. Above √2 where
-    even the best match is negative. At most 4096² pairs of neurons. The gradient is that of the match as it stands.
+    The narrower side is padded with neurons that are always 0, so that surplus neurons count in full. Above √2 if even
+    the best match is negative. At most 4096² pairs of neurons. The gradient is that of a fixed match.
     """
     return distance_from(neurons.matched.sum() / (neurons.x.sum().sqrt() * neurons.y.sum().sqrt()))
 
@@ -48,11 +48,11 @@ def permutation_procrustes_distance(neurons: Neurons) -> Tensor:
     chance="below √2 by the best of many matches",
 )
 def soft_match_distance(neurons: Neurons) -> Tensor:
-    """Distance under the best transport of neurons to neurons, where each neuron of a side weighs the same.
+    """Distance under the best transport of neurons to neurons, where all neurons of a side have equal weight.
 
-    √(min Σ Tᵢⱼ ‖xᵢ − yⱼ‖²) over T ≥ 0 with row sums 1/p and column sums 1/q; neurons are centred and each side
-    scaled so that ‖xᵢ‖² is 1 on average. For equal widths just permutation_procrustes_distance. Unequal widths need
-    POT (`pip install 'sosie[transport]'`). At most 4096² pairs of neurons.
+    √(min Σ Tᵢⱼ ‖xᵢ − yⱼ‖²) over T ≥ 0 with row sums 1/p and column sums 1/q; neurons are centred and each side scaled
+    so that ‖xᵢ‖² is 1 on average. Equal to permutation_procrustes_distance for equal widths. Unequal widths need POT
+    (`pip install 'sosie[transport]'`). At most 4096² pairs of neurons.
     """
     p, q = neurons.xy.shape
     size = neurons.x.mean().sqrt() * neurons.y.mean().sqrt()
@@ -90,10 +90,10 @@ def _transport(cost: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, n
     chance="above 0, at most about √(2 log p / n)",
 )
 def hard_correlation_match(neurons: Neurons) -> Tensor:
-    """Mean correlation of matched neurons under the best one-to-one match, as many as the narrower side has.
+    """Mean correlation of neurons under the best one-to-one match, over as many as the narrower side has.
 
-    Signed: a neuron and its negative do not match. A neuron that never varies has correlation 0 and counts, so rows
-    with such neurons give less than 1 with themselves. At most 4096² pairs of neurons.
+    Signed: a neuron and its negative do not match. A constant neuron has correlation 0 and counts, so rows with such
+    neurons have less than 1 with themselves. At most 4096² pairs of neurons.
     """
     return neurons.matched_correlations.mean()
 
@@ -112,8 +112,8 @@ def hard_correlation_match(neurons: Neurons) -> Tensor:
 def soft_correlation_match(neurons: Neurons) -> Tensor:
     """Correlation of each neuron of x with its most correlated neuron of y, averaged over the neurons of x.
 
-    Signed, and several neurons of x may take the same one of y. A neuron that never varies has correlation 0 and
-    counts. At most 4096² pairs of neurons.
+    Signed; several neurons of x may have the same neuron of y. A constant neuron has correlation 0 and counts. At most
+    4096² pairs of neurons.
     """
     return neurons.correlations.amax(1).mean()
 
@@ -132,9 +132,8 @@ def soft_correlation_match(neurons: Neurons) -> Tensor:
 def aligned_cosine(rows: PairedRows) -> Tensor:
     """Cosine between row i of XQ and row i of Y, averaged over rows, with Q the best rotation of X onto Y.
 
-    Rows as they are, not centred, so a common mean counts as likeness. The narrower side is padded with zeros. Only
-    directions in which X and Y have something in common are turned onto each other: where XᵀY is singular the rest of
-    Q is arbitrary, and adds nothing here.
+    Rows are not centred, so a common mean counts as similarity. The narrower side is padded with zeros. Only directions
+    that X and Y share are rotated onto each other: where XᵀY is singular, the rest of Q is arbitrary and adds nothing.
     """
     (x, length_x), (y, length_y) = (side.memo("row coordinates", _row_coordinates) for side in (rows.x, rows.y))
     u, shared, v = singular(x.T @ y)
@@ -144,7 +143,7 @@ def aligned_cosine(rows: PairedRows) -> Tensor:
 
 
 def _row_coordinates(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows up to a rotation, in no more columns than there are rows, and their lengths."""
+    """The rows up to a rotation, in at most n columns, and their lengths."""
     rows = rows.detach().double()
     lengths = rows.norm(dim=1)
     if not bool((lengths > 0).all()):

@@ -1,4 +1,4 @@
-"""Measures that compare which rows lie near which, by cosine."""
+"""Measures that compare the nearest neighbours of rows, by cosine."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..linalg import self_product
 from ..stats import PairedRows, SiteRows
 from .define import define
 
-ROUNDING = 1e-12  # of the largest score: what is nearer than that is a tie
+ROUNDING = 1e-12  # of the largest score; closer scores are ties
 
-# What these measures have in common; each says where it differs.
+# Facts that these measures share, unless a measure declares otherwise.
 by_neighbours = functools.partial(
     define, reads=PairedRows, bounds=(0, 1), closer="up", invariant={"rotation", "scale"}, differentiable=False
 )
@@ -23,18 +23,18 @@ by_neighbours = functools.partial(
 
 @by_neighbours(paper="huh2024", cost="n² (p + q)", chance="k / (n − 1)")
 def mutual_knn(rows: PairedRows, k: int = 10) -> Tensor:
-    """Share of each row's k nearest rows (by cosine) that both sides agree on, averaged over rows.
+    """Share of each row's k nearest rows (by cosine) that both sides have in common, averaged over rows.
 
-    Independent sides give about k / (n − 1).
+    Independent sides have about k / (n − 1).
     """
     return _matches(*_both_lists(rows, k, "mutual_knn")).sum((1, 2)).double().mean() / k
 
 
 @by_neighbours(paper="wang2020, klabunde2025", cost="n² (p + q)", chance="about k / (2 (n − 1) − k)")
 def jaccard(rows: PairedRows, k: int = 10) -> Tensor:
-    """Common neighbours of each row over all its neighbours on either side (k nearest by cosine), averaged over rows.
+    """Common neighbours of each row over its neighbours on either side (k nearest by cosine), averaged over rows.
 
-    Never above mutual_knn: the same count c of common neighbours, over 2k − c in place of k.
+    Never above mutual_knn: the same number c of common neighbours, over 2k − c instead of k.
     """
     common = _matches(*_both_lists(rows, k, "jaccard")).sum((1, 2)).double()
     return (common / (2 * k - common)).mean()
@@ -49,12 +49,12 @@ def jaccard(rows: PairedRows, k: int = 10) -> Tensor:
 def second_order_cosine(rows: PairedRows, k: int = 10) -> Tensor:
     """Cosine between each row's cosines to its neighbours on one side and on the other, averaged over rows.
 
-    The neighbours are the k nearest on either side, together. As in the paper the entries are cosine
-    similarities; some code takes cosine distances, which gives other numbers.
+    The neighbours are the k nearest on either side, together. As in the paper, entries are cosine similarities; some
+    code takes cosine distances, which gives other values.
     """
     near_x, near_y = _both_lists(rows, k, "second_order_cosine")
     union = torch.cat([near_x, near_y], 1)
-    # What is on both lists counts once.
+    # A row on both lists counts once.
     once = torch.cat([torch.ones_like(near_x, dtype=torch.bool), ~_matches(near_x, near_y).any(1)], 1)
     x, y = (side.memo("cosines", cosines, "square").gather(1, union) * once for side in (rows.x, rows.y))
     lengths = x.norm(dim=1) * y.norm(dim=1)
@@ -72,16 +72,15 @@ def second_order_cosine(rows: PairedRows, k: int = 10) -> Tensor:
     chance="about Σ 2 / ((1 + |r − s|) (r + s)) / (n − 1) over all ranks r, s ≤ k; less than that when k² > n",
 )
 def rank_similarity(rows: PairedRows, k: int = 10) -> Tensor:
-    """How equally both sides rank the neighbours that they have in common (k nearest by cosine), averaged over rows.
+    """Agreement of both sides on the ranks of common neighbours (k nearest by cosine), averaged over rows.
 
-    Σ 2 / ((1 + |r − s|) (r + s)) over common neighbours of rank r and s, divided by what c common neighbours
-    give at most, 1 + 1/2 + … + 1/c; 0 for a row without any. How many are in common hardly counts: read it
-    beside jaccard.
+    Σ 2 / ((1 + |r − s|) (r + s)) over common neighbours of rank r and s, over the maximum for c common neighbours,
+    1 + 1/2 + … + 1/c; 0 for a row without common neighbours. Their number hardly counts: read it beside jaccard.
     """
     matches = _matches(*_both_lists(rows, k, "rank_similarity"))
     rank = torch.arange(1, k + 1, device=matches.device, dtype=torch.float64)
     weight = 2 / ((1 + (rank[:, None] - rank).abs()) * (rank[:, None] + rank))
-    most = torch.cat([rank.new_ones(1), (1 / rank).cumsum(0)])  # 0 / 1 where nothing is in common
+    most = torch.cat([rank.new_ones(1), (1 / rank).cumsum(0)])  # 0 / 1 without common neighbours
     return ((matches * weight).sum((1, 2)) / most[matches.sum((1, 2))]).mean()
 
 
@@ -89,9 +88,9 @@ def rank_similarity(rows: PairedRows, k: int = 10) -> Tensor:
     same=None, symmetric=False, paper="huh2024", cost="n² (p + q) + n k²", chance="about 1 − (1 − k / (n − 1))ᵏ"
 )
 def cycle_knn(rows: PairedRows, k: int = 10) -> Tensor:
-    """Share of rows that can return: to one of their k nearest in y, and from there to one of its k nearest in x.
+    """Share of rows that can return to themselves by one of their k nearest in y and one of its k nearest in x.
 
-    Not always 1 for rows with themselves: an outlier is nobody's neighbour.
+    Not always 1 for rows with themselves: an outlier is a neighbour of no row.
     """
     near_x, near_y = _both_lists(rows, k, "cycle_knn")
     itself = torch.arange(len(near_x), device=near_x.device)[:, None, None]
@@ -102,10 +101,10 @@ def cycle_knn(rows: PairedRows, k: int = 10) -> Tensor:
 def lcs_knn(rows: PairedRows, k: int = 10) -> Tensor:
     """Longest common subsequence of the two ordered lists of k nearest rows (by cosine), over k, averaged over rows.
 
-    Never above mutual_knn. The authors' code gives the length itself, from 0 to k.
+    Never above mutual_knn. The authors' code returns the length, from 0 to k.
     """
     matches = _matches(*_both_lists(rows, k, "lcs_knn")).long()
-    # longest[:, b]: within the first entries of x's list, as many as taken so far, and the first b of y's
+    # longest[:, b] is for the first entries of x's list, up to the current one, and the first b of y's.
     longest = matches.new_zeros(len(matches), k + 1)
     for a in range(k):
         longer = torch.maximum(longest[:, 1:], longest[:, :-1] + matches[:, a])
@@ -115,11 +114,11 @@ def lcs_knn(rows: PairedRows, k: int = 10) -> Tensor:
 
 @by_neighbours(bounds=(-1, 1), paper="huh2024", cost="n² (p + q)", chance="k / (n − 1), or less")
 def cknna(rows: PairedRows, k: int = 10) -> Tensor:
-    """Alignment of two kernels over pairs that both sides count as k nearest neighbours.
+    """Alignment of two kernels over pairs that are k nearest neighbours on both sides.
 
-    Σ K̄ᵢⱼ L̄ᵢⱼ over pairs where j is among the k nearest of i on both sides (by inner product), over the root of
-    the same with either side alone; K̄ is the Gram matrix of unit rows less the mean of each row. That is the
-    paper's formula; its authors' code masks first and then takes an unbiased HSIC of what is left.
+    Σ K̄ᵢⱼ L̄ᵢⱼ over pairs where j is among the k nearest of i on both sides (by inner product), over the root of the
+    product of this sum for each side with itself; K̄ is the Gram matrix of unit rows less the mean of each row. That is
+    the paper's formula; its authors' code masks first and then takes an unbiased HSIC.
     """
     near_x, near_y = _both_lists(rows, k, "cknna")
     a, b = (side.memo("cosines", cosines, "square") for side in (rows.x, rows.y))
@@ -132,7 +131,7 @@ def cknna(rows: PairedRows, k: int = 10) -> Tensor:
 
 
 def _both_lists(rows: PairedRows, k: int, name: str) -> tuple[Tensor, Tensor]:
-    """(n, k) each: the nearest other rows by cosine, nearest first; made once per site for all measures."""
+    """(n, k) each: the nearest other rows by cosine, nearest first, found once per site for all measures."""
 
     def near(side: SiteRows) -> Tensor:
         return side.memo(("neighbours", k), lambda r: nearest(cosines(r), k, r), "neighbours")
@@ -147,7 +146,7 @@ def check_k(name: str, k: int, n: int) -> None:
 
 
 def row_lengths(rows: Tensor) -> Tensor:
-    """(n,), none of them 0."""
+    """(n,): the lengths of the rows, which must not be 0."""
     lengths = rows.norm(dim=1)
     if not bool((lengths > 0).all()):
         raise ValueError(
@@ -162,11 +161,10 @@ def cosines(rows: Tensor) -> Tensor:
 
 
 def nearest(score: Tensor, k: int, rows: Tensor) -> Tensor:
-    """(n, k): the columns with the largest scores, largest first; the diagonal does not count.
+    """(n, k): the columns with the largest scores, largest first, without the diagonal.
 
-    Scores that differ by rounding alone are equal, and equal ones come in an order drawn at random: in the order of the
-    rows, which both sides share, ties would look like something in common. The rows decide the draw, so that a side
-    with itself is the same.
+    Scores that differ by rounding alone are ties, which are ordered at random: in the order of the rows, which both
+    sides share, they would count as common neighbours. The rows seed the draw, so that a side agrees with itself.
     """
     score = score.detach()
     low, high = score.aminmax()
@@ -175,7 +173,7 @@ def nearest(score: Tensor, k: int, rows: Tensor) -> Tensor:
     def rounded(some: Tensor) -> Tensor:
         return (some / step).round_() if bool(step > 0) else some
 
-    # In place and back, since a copy takes as long as all the rest; and rounding keeps the order of all but ties.
+    # In place and back, since a copy takes as long as all the rest; rounding keeps the order of all but ties.
     diagonal = score.diagonal().clone()
     score.fill_diagonal_(-torch.inf)
     top = score.topk(min(k + 1, score.shape[1]), dim=1)

@@ -1,4 +1,4 @@
-"""Functional similarity: how alike the answers of two models to the same inputs are."""
+"""Functional similarity: the similarity of the outputs of two models for the same inputs."""
 
 from __future__ import annotations
 
@@ -12,51 +12,51 @@ from torch import Tensor
 from ..stats import Continuous, Differences, Distributions, MarkedPredictions, OutputSums, Predictions
 from .define import define
 
-# What measures of classes have in common; each says where it differs.
+# Facts that measures of classes share, unless a measure declares otherwise.
 of_classes = functools.partial(
     define, reads=Predictions, bounds=(0, 1), closer="down", invariant={"scale"}, differentiable=False, cost="n classes"
 )
 of_marked_classes = functools.partial(of_classes, reads=MarkedPredictions, needs={"labels"})
 
 
-@of_classes(closer="up", paper="klabunde2025", chance="Σ aₖ bₖ / n², aₖ and bₖ being how often each side names class k")
+@of_classes(closer="up", paper="klabunde2025", chance="Σ aₖ bₖ / n², with aₖ and bₖ predictions of class k")
 def agreement(o: Predictions) -> Tensor:
-    """Share of inputs for which both models name the same class.
+    """Share of inputs for which both models predict the same class.
 
-    Of several largest outputs the first counts. Its score, where 0 is chance and 1 the same model, is Cohen's kappa
-    of the predictions.
+    Of several largest outputs the first counts. Its score, 0 at chance and 1 for the same model, is Cohen's kappa of
+    the predictions.
     """
     return o.equal / o.n
 
 
 @of_classes(paper="klabunde2025", chance="1 − Σ aₖ bₖ / n²")
 def disagreement(o: Predictions) -> Tensor:
-    """Share of inputs for which the models name different classes: 1 − agreement."""
+    """Share of inputs for which the models predict different classes: 1 − agreement."""
     return (o.n - o.equal) / o.n
 
 
 @of_classes(paper="milanifard2016", chance="1 − Σ aₖ bₖ / n²")
 def churn(o: Predictions) -> Tensor:
-    """Share of predictions that change when model A is replaced by model B; the same number as disagreement."""
+    """Share of predictions that change when model B replaces model A; equal to disagreement."""
     return (o.n - o.equal) / o.n
 
 
 @of_marked_classes(symmetric=False, paper="milanifard2016", chance="accuracy of A × error rate of B")
 def bad_churn(o: MarkedPredictions) -> Tensor:
-    """Share of inputs that A gets right and B, in its place, gets wrong.
+    """Share of inputs that A gets right and B gets wrong.
 
-    Of all inputs, not of those that A gets right, nor of those that change.
+    The share is of all inputs, not of those that A gets right or those that change.
     """
     return (o.right_a - o.both_right) / o.n
 
 
-@of_marked_classes(paper="klabunde2023", chance="depends on both error rates and on which wrong classes are named")
+@of_marked_classes(paper="klabunde2023", chance="depends on both error rates and on the wrong classes predicted")
 def min_max_normalised_disagreement(o: MarkedPredictions) -> Tensor:
     """Disagreement rescaled from the least (0) to the most (1) that the two error rates allow.
 
-    (d − |e − f|) / (min(e + f, 1) − |e − f|) for error rates e and f, as in the paper. With two classes two errors
-    are one answer, so that the most is 2 − e − f where e + f > 1, and the value cannot reach 1. Undefined where the
-    error rates leave no choice, as when one model makes no errors.
+    (d − |e − f|) / (min(e + f, 1) − |e − f|) for error rates e and f, as in the paper. With two classes, two errors are
+    the same answer, so that the most is 2 − e − f if e + f > 1, and the value cannot reach 1. Undefined if the error
+    rates allow only one disagreement, as when one model makes no errors.
     """
     wrong_a, wrong_b = o.n - o.right_a, o.n - o.right_b
     least, most = (wrong_a - wrong_b).abs(), torch.minimum(wrong_a + wrong_b, o.n)
@@ -67,15 +67,15 @@ def min_max_normalised_disagreement(o: MarkedPredictions) -> Tensor:
 
 @of_marked_classes(paper="klabunde2025", chance="the same: pairing does not enter")
 def accuracy_difference(o: MarkedPredictions) -> Tensor:
-    """Absolute difference of the two accuracies: 0 does not say that the models err alike."""
+    """Absolute difference of the two accuracies; 0 does not imply that the models make the same errors."""
     return (o.right_a - o.right_b).abs() / o.n
 
 
 @of_marked_classes(bounds=(-1, 1), closer="up", paper="geirhos2020", chance="0")
 def error_overlap(o: MarkedPredictions) -> Tensor:
-    """Error consistency: Cohen's kappa of right and wrong, 0 for errors that coincide as often as chance has it.
+    """Error consistency: Cohen's kappa of right and wrong, 0 for errors that coincide as often as by chance.
 
-    Which wrong class is named does not enter. Undefined where both models are always right, or always wrong.
+    The wrong class does not matter. Undefined if both models are always right, or always wrong.
     """
     wrong_a, wrong_b = o.n - o.right_a, o.n - o.right_b
     alike = o.n - o.right_a - o.right_b + 2 * o.both_right
@@ -92,13 +92,13 @@ def error_overlap(o: MarkedPredictions) -> Tensor:
     invariant=set(),
     paper="lin1991",
     cost="n classes",
-    chance="depends on how sure both models are",
+    chance="depends on the confidence of both models",
 )
 def jensen_shannon(o: Distributions) -> Tensor:
     """Jensen-Shannon divergence of the predicted distributions in bits (base 2), averaged over inputs.
 
-    The divergence, not the distance, which is its root: scipy's `jensenshannon` gives the distance, in nats unless
-    told otherwise. Logits become probabilities by softmax.
+    The divergence, not the distance, which is its root: scipy's `jensenshannon` returns the distance, in nats by
+    default. Logits become probabilities by softmax.
     """
     return o.divergence / o.n
 
@@ -130,9 +130,9 @@ def output_rmse(o: Differences) -> Tensor:
     chance="0",
 )
 def output_correlation(o: Continuous) -> Tensor:
-    """Pearson's correlation of the two models' numbers; of several outputs, the mean of theirs.
+    """Pearson's correlation of the two models' numbers, averaged over outputs.
 
-    Undefined where an output of one model is the same for every input.
+    Undefined if an output of one model is the same for every input.
     """
     scale = o.xx * o.yy
     if bool((scale <= 0).any()):
@@ -140,14 +140,14 @@ def output_correlation(o: Continuous) -> Tensor:
     return (o.xy / scale.sqrt()).mean(-1)
 
 
-# What shuffled pairing gives, in closed form: a model's answers kept, their order lost
+# Chance in closed form: the answers of a model are kept, and their order is shuffled
 #
-# For measures with labels the order that is lost is which inputs a model gets right; its accuracy is kept.
+# For measures with labels, the inputs that a model gets right are shuffled; its accuracy is kept.
 
 
 @dataclass(frozen=True)
 class OutputChance:
-    """Mean and standard deviation over all shuffles; how often one is as close as what was seen, if known."""
+    """Mean and standard deviation over all shuffles, and the share that is as close as the value, if known."""
 
     mean: float
     spread: float | None
@@ -155,14 +155,14 @@ class OutputChance:
 
 
 def chance_of(measure: str, sums: OutputSums) -> OutputChance | None:
-    """The chance level of a measure by its name; None where no closed form is known, or there is one input."""
+    """The chance level of a measure by its name; None without a closed form, or with one input."""
     return CHANCE[measure](sums) if measure in CHANCE and sums.n > 1 else None
 
 
 def _agreement(sums: OutputSums) -> OutputChance:
     assert sums.predicted is not None
     n = sums.n
-    # Python's integers: these sums of products pass 2⁵³ at 200,000 inputs.
+    # Python's integers, since these sums of products pass 2⁵³ at 200,000 inputs.
     pairs = [(a, b) for a, b in zip(*(side.tolist() for side in sums.predicted), strict=True) if a and b]
     alike = sum(a * b for a, b in pairs)
     # Hoeffding 1951: the variance of Σ c(i, π(i)) is Σ of the doubly centred c, squared, over n − 1.
@@ -171,14 +171,14 @@ def _agreement(sums: OutputSums) -> OutputChance:
 
 
 def _disagreement(sums: OutputSums) -> OutputChance:
-    found = _agreement(sums)
-    return OutputChance(1 - found.mean, found.spread)
+    chance = _agreement(sums)
+    return OutputChance(1 - chance.mean, chance.spread)
 
 
 def _errors(sums: OutputSums) -> tuple[int, int, float, float]:
-    """How many inputs A and B get right, the spread of how many both do, and how often at least as many do as here.
+    """The numbers of inputs that A and B get right, the spread of the number that both do, and its p-value.
 
-    That number is hypergeometric once it is lost which inputs those are; the last is Fisher's exact test.
+    The number that both get right is hypergeometric over shuffles; the p-value is Fisher's exact test.
     """
     from scipy.stats import hypergeom
 
@@ -199,7 +199,7 @@ def _bad_churn(sums: OutputSums) -> OutputChance:
 
 
 def _output_correlation(sums: OutputSums) -> OutputChance:
-    # Several outputs are correlated with each other, and the spread of their mean is not in the sums.
+    # The spread for several outputs depends on their correlations, which are not in the sums.
     return OutputChance(0.0, (sums.n - 1) ** -0.5 if sums.widths[0] == 1 else None)
 
 

@@ -1,4 +1,4 @@
-"""Measures from the best rotation of one set of rows onto the other, from regression, and from covariances."""
+"""Measures from the best rotation of one set of rows onto the other, from regression and from covariances."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from .define import define
 
 SMALLEST_RIDGE = 1e-8  # share of the total variance below which rounding decides
 
-# What distances have in common; each says where it differs. A distance is the root of a small difference: `precise`.
+# Facts that distances share, unless a measure declares otherwise. A distance is the root of a small difference, so it
+# is `precise`.
 distance_of_covariances = functools.partial(
     define, reads=Covariances, closer="down", invariant={"rotation", "scale", "shift"}, precise=True, few_rows="biased"
 )
@@ -58,7 +59,7 @@ def normalized_bures(c: Covariances) -> Tensor:
 def procrustes_distance(c: Covariances) -> Tensor:
     """Distance after centring, scaling each side to unit norm, and the best rotation: √(2 − 2 ‖XᵀY‖₊).
 
-    The distance itself, not its square, which other code often prints under the same name.
+    The distance, not its square, which often has the same name elsewhere.
     """
     return distance_from(_overlap(c))
 
@@ -82,7 +83,7 @@ def procrustes_angle(c: Covariances) -> Tensor:
     chance="below √(‖X‖² + ‖Y‖²)",
 )
 def raw_procrustes_distance(c: Covariances) -> Tensor:
-    """Distance after centring and the best rotation, sizes as they are: √(‖X‖² + ‖Y‖² − 2 ‖XᵀY‖₊).
+    """Distance after centring and the best rotation, without scaling: √(‖X‖² + ‖Y‖² − 2 ‖XᵀY‖₊).
 
     Summed over the rows, not averaged: it grows with √n and with the scale of the activations.
     """
@@ -98,11 +99,10 @@ def raw_procrustes_distance(c: Covariances) -> Tensor:
 def shape_angle(c: Covariances, alpha: float = 0.5) -> Tensor:
     """Angle after the best rotation of partly whitened rows, X (αI + (1 − α) C^(-1/2)): from CCA (0) to Procrustes (1).
 
-    C is the covariance of X scaled so that its eigenvalues, as many as its rank, are 1 on average; without that (as
-    in the authors' netrep) a value between would depend on the units. alpha=1 is procrustes_angle; alpha=0 is the
-    arccos of Σρ / √(rank x · rank y), with ρ the canonical correlations: for equal ranks, of mean_cca. Directions
-    with less than 1e-10 of the largest variance (1e-24 where all rows are in memory and carry float64's digits) are no
-    part of C^(-1/2).
+    C is the covariance of X, scaled so that its eigenvalues, as many as its rank, are 1 on average; without that (as in
+    the authors' netrep) values in between would depend on the units. alpha=1 is procrustes_angle; alpha=0 is the arccos
+    of Σρ / √(rank x · rank y), with ρ the canonical correlations: for equal ranks, of mean_cca. C^(-1/2) leaves out
+    directions with less than 1e-10 of the largest variance (1e-24 if all rows are in memory in float64).
     """
     if not 0 <= alpha <= 1:
         raise ValueError(f"shape_angle goes from CCA (alpha=0) to Procrustes (alpha=1), got alpha={alpha!r}")
@@ -165,8 +165,7 @@ def _angle_from(overlap: Tensor, rounding: float = 0) -> Tensor:
 def regression_r2(c: Covariances) -> Tensor:
     """Share of y's variance that a linear regression on x explains, in sample.
 
-    Any invertible map of x leaves it as it is; of y only rotations do. 1 when x has at least as many
-    neurons as there are rows.
+    Invariant to any invertible map of x, and to rotations of y. 1 if x has at least as many neurons as there are rows.
     """
     return c.x_whitened.square().sum() / c.y.trace
 
@@ -183,9 +182,9 @@ def regression_r2(c: Covariances) -> Tensor:
     chance="min(p, q) / (n − 1)",
 )
 def eigenspace_overlap(c: Covariances) -> Tensor:
-    """Overlap of the spaces that the neurons span: ‖UᵀV‖² over the larger rank, U and V their orthonormal bases.
+    """Overlap of the spaces that the neurons span: ‖UᵀV‖² over the larger rank, with U and V orthonormal bases.
 
-    Of centred rows (May et al. take them as they are). cca_r2 divides the same by the smaller rank.
+    Rows are centred, unlike in May et al. cca_r2 divides by the smaller rank instead.
     """
     return c.whitened.square().sum() / torch.maximum(c.x.rank, c.y.rank)
 
@@ -197,7 +196,7 @@ def eigenspace_overlap(c: Covariances) -> Tensor:
     chance="below √(‖Ax‖² + ‖Ay‖²) with A = (C + lam)⁻¹ C, towards 0 as p grows past n",
 )
 def gulp(c: Covariances, lam: float = 0.01) -> Tensor:
-    """GULP distance: how much predictions of ridge regressions on x and on y differ, over all targets.
+    """GULP distance: the difference between predictions of ridge regressions on x and on y, over all targets.
 
     √(‖Ax‖² + ‖Ay‖² − 2 tr((Cx + λ)⁻¹ Cxy (Cy + λ)⁻¹ Cyx)) with A = (C + λ)⁻¹ C: the root of the mean squared
     difference of predictions, summed over an orthonormal basis of targets. Rows are centred and each side scaled to a
@@ -208,7 +207,7 @@ def gulp(c: Covariances, lam: float = 0.01) -> Tensor:
         raise ValueError(f"gulp needs a penalty lam of at least {SMALLEST_RIDGE:g} (of a variance of 1), got {lam!r}")
     (x, length_x), (y, length_y) = (side.memo(("ridge", lam), lambda s: _ridge(s, lam)) for side in (c.x, c.y))
     between = total_squares(product(product(x, c.xy / (c.x.trace.sqrt() * c.y.trace.sqrt())), y.T))
-    # Inverting C + λ makes rounding larger by 1/λ.
+    # Inverting C + λ amplifies rounding by 1/λ.
     return distance_between(length_x, length_y, between, rounding=10 * torch.finfo(between.dtype).eps / lam)
 
 
@@ -236,8 +235,8 @@ def _ridge(scatter: Scatter, lam: float) -> tuple[Tensor, Tensor]:
 def bures_distance(rows: PairedRows) -> Tensor:
     """Bures (Wasserstein) distance of the two covariances, neuron by neuron: needs equal widths, but no pairing.
 
-    √(tr Cx + tr Cy − 2 tr (Cx^½ Cy Cx^½)^½), where the last trace is ‖X Yᵀ‖₊ / n for centred rows. Depends on the
-    scale and on the order of the neurons: for one network at two times, or on two sets of inputs.
+    √(tr Cx + tr Cy − 2 tr (Cx^½ Cy Cx^½)^½), where the last trace is ‖X Yᵀ‖₊ / n for centred rows. Depends on the scale
+    and the order of the neurons: for one network at two times, or on two sets of inputs.
     """
     x, y = (side.memo("covariance factor", _factor) for side in (rows.x, rows.y))
     length_x, length_y = x.square().sum(), y.square().sum()
@@ -245,10 +244,10 @@ def bures_distance(rows: PairedRows) -> Tensor:
 
 
 def _factor(rows: Tensor) -> Tensor:
-    """F with Fᵀ F the covariance: the centred rows over √n, or fewer rows that give the same."""
+    """F with Fᵀ F the covariance: the centred rows over √n, or fewer rows with the same covariance."""
     n, width = rows.shape
     rows = centred(rows.double()) / n**0.5
-    # A gradient through the shorter factor breaks down where a neuron is dead.
+    # A gradient through the shorter factor is not finite where a neuron is dead.
     return rows if rows.requires_grad or width >= n else torch.linalg.qr(rows, mode="r").R
 
 
@@ -265,10 +264,10 @@ def _factor(rows: Tensor) -> Tensor:
     paired=False,
 )
 def spectral_bures_distance(c: Covariances) -> Tensor:
-    """Bures distance of the two covariances, of total variance 1 each, once one is rotated as near as it gets.
+    """Bures distance of the two covariances, of total variance 1 each, after the best rotation.
 
-    √(2 − 2 Σ √(λᵢ μᵢ)) over the sorted eigenvalues, as shares of their sum. Compares how many directions share the
-    variance and nothing else: neither rows nor neurons need to correspond, and the widths may differ.
+    √(2 − 2 Σ √(λᵢ μᵢ)) over the sorted eigenvalues, as shares of their sum. Compares only how the variance is spread
+    over directions: neither rows nor neurons need to correspond, and the widths may differ.
     """
     x, y = (side.memo("root spectrum", _root_spectrum) for side in (c.x, c.y))
     short = min(len(x), len(y))
@@ -277,6 +276,6 @@ def spectral_bures_distance(c: Covariances) -> Tensor:
 
 
 def _root_spectrum(scatter: Scatter) -> Tensor:
-    """√(λ / Σλ), the largest first."""
+    """√(λ / Σλ), descending."""
     values = scatter.spectrum.values
     return (values / values.sum()).sqrt()

@@ -1,4 +1,4 @@
-"""Measures of what networks are made of, without data: linear maps, tensors of weights, filter atoms."""
+"""Measures of weights, without data: linear maps, weight tensors, filter atoms."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def _cosine(maps: LinearMaps) -> Tensor:
     chance=CHANCE,
 )
 def wcka(maps: LinearMaps) -> Tensor:
-    """Linear CKA of weights: cosine of centred W Wᵀ, W (d, p) the network from its input on without activations.
+    """Linear CKA of weights: cosine of centred W Wᵀ, with W (d, p) the network from its input, without activations.
 
-    W = W₁W₂…W_ℓ for a chain of layers; the "rows" are the d entries of the input, and biases do not count. Centred over
-    these entries, as equations 1 and 2 of the paper have it: what the network makes of a constant input is left out.
-    Invariant to whatever leaves the product as it is (neurons permuted, or rescaled and scaled back by the next layer),
-    and to rotations of the outputs. Networks of independent Gaussian weights give about √(r s)/d, with
-    1/r = 1/d + Σ 1/width over the layers of one and s likewise of the other: √(p q / ((d + p)(d + q))) for one layer.
+    W = W₁W₂…W_ℓ for a chain of layers; the "rows" are the d entries of the input, and biases do not count. W is centred
+    over these entries, as in equations 1 and 2 of the paper: the response to a constant input is left out. Invariant to
+    all that keeps the product (neurons permuted, or rescaled and scaled back by the next layer), and to rotations of
+    the outputs. Networks of independent Gaussian weights have about √(r s)/d, with 1/r = 1/d + Σ 1/width over the
+    layers of one and s likewise of the other: √(p q / ((d + p)(d + q))) for one layer.
     """
     return _cosine(maps)
 
@@ -48,9 +48,9 @@ def wcka(maps: LinearMaps) -> Tensor:
     chance=CHANCE,
 )
 def wcka_uncentred(maps: UncentredLinearMaps) -> Tensor:
-    """Linear CKA of weights without centring: cosine of W Wᵀ, W (d, p) the network without its activations.
+    """Linear CKA of weights without centring: cosine of W Wᵀ, with W (d, p) the network without its activations.
 
-    Equation 5 of the paper, ‖W₁ᵀW₂‖² / (‖W₁ᵀW₁‖ ‖W₂ᵀW₂‖): what both make of a constant input counts as likeness.
+    Equation 5 of the paper, ‖W₁ᵀW₂‖² / (‖W₁ᵀW₁‖ ‖W₂ᵀW₂‖): the response to a constant input counts too.
     """
     return _cosine(maps)
 
@@ -74,9 +74,9 @@ def _spectra(pair: TensorPair) -> tuple[Tensor, Tensor]:
 
 
 def _singular_values(side: Tensor, kept: dict[int, Tensor]) -> Tensor:
-    """Of one side as a matrix (neurons, all else), the largest first.
+    """The singular values of one side as a matrix (neurons, all else), descending, made once.
 
-    They are made once: whoever shares `kept` between pairs holds the tensors meanwhile, so that their ids last.
+    Callers that share `kept` between pairs hold the tensors meanwhile, so that their ids stay valid.
     """
     if side.requires_grad:
         return torch.linalg.svdvals(side.flatten(1))
@@ -96,9 +96,9 @@ def _singular_values(side: Tensor, kept: dict[int, Tensor]) -> Tensor:
     same_width=True,
 )
 def weight_cosine(pair: TensorPair) -> Tensor:
-    """Cosine of the two tensors of weights, entry by entry.
+    """Cosine of the two weight tensors, entry by entry.
 
-    About 0 for networks trained from different seeds, whose neurons are in another order: match them first. Of
+    About 0 for networks trained from different seeds, whose neurons are in another order: match them first. For
     differences to a common base model it is the cosine of task vectors.
     """
     norm_x, norm_y = _norms(pair)
@@ -118,8 +118,8 @@ def weight_cosine(pair: TensorPair) -> Tensor:
 def weight_distance(pair: TensorPair) -> Tensor:
     """Distance of the two tensors over their mean size: ‖X − Y‖ / √((‖X‖² + ‖Y‖²) / 2).
 
-    Relative and symmetric, so that layers compare with each other: √2 for orthogonal weights whatever their sizes, 2
-    for X and −X. Unlike the cosine it sees that one side is larger.
+    Relative and symmetric, so that layers can be compared: √2 for orthogonal weights of any size, 2 for X and −X.
+    Unlike the cosine, it depends on the difference in size.
     """
     size = ((pair.x.square().sum() + pair.y.square().sum()) / 2).sqrt()
     if float(size.detach()) == 0:
@@ -161,8 +161,8 @@ def stable_rank_difference(pair: TensorPair) -> Tensor:
 def spectrum_distance(pair: TensorPair) -> Tensor:
     """Distance of the sorted singular values of the two matrices (neurons, all else), each side of unit norm.
 
-    √Σ(σᵢ − τᵢ)²: the least ‖UXV − Y‖ over all rotations U, V (Mirsky), so no order or mixing of neurons, here or in
-    the layer below, brings the weights nearer than this.
+    √Σ(σᵢ − τᵢ)²: the least ‖UXV − Y‖ over all rotations U, V (Mirsky), so no order or rotation of neurons, here or in
+    the layer below, brings the weights closer.
     """
     x, y = _spectra(pair)
     return (x - y).norm()
@@ -186,8 +186,8 @@ BLOCK = 2**22  # numbers that a block of pairs may take
 def atom_cosine(atoms: Atoms) -> Tensor:
     """Cosine of the two sets of atoms, entry by entry: equation 3 of the paper.
 
-    Says something only of models with the same coefficients. Where these have orthonormal columns it is the cosine of
-    the whole weights; other coefficients (αR⁻¹ with atoms RD, the same network) give another value.
+    Meaningful only for models with the same coefficients. If these have orthonormal columns, it is the cosine of the
+    whole weights; other coefficients (αR⁻¹ with atoms RD, the same network) give another value.
     """
     x, y = _flat(atoms.x, "x"), _flat(atoms.y, "y")
     return x @ y.mT
@@ -207,23 +207,22 @@ def atom_cosine(atoms: Atoms) -> Tensor:
 def atom_grassmann(atoms: Atoms) -> Tensor:
     """Mean cosine of the principal angles between the spans of two sets of atoms: equation 2 of the paper.
 
-    Atoms that are as many as they have entries span everything, and any two models would give 1: that is an error.
+    As many atoms as entries span the whole space, and any two models would have 1, so that is an error.
     """
     _, m, d = atoms.x.shape
     if m >= d:
         raise ValueError(
-            f"{m} atoms of {d} entries span all kernels there are: the value would be 1 whatever the models; "
-            f"take fewer than {d} atoms"
+            f"{m} atoms of {d} entries span all kernels: the value would be 1 whatever the models; take fewer than {d} "
+            "atoms"
         )
     x, y = _basis(atoms.x, "x"), _basis(atoms.y, "y")
     rows = max(1, BLOCK // (len(y) * m * m))
-    found = [torch.linalg.svdvals(part[:, None] @ y.mT).mean(-1) for part in x.split(rows)]
-    return torch.cat(found)
+    return torch.cat([torch.linalg.svdvals(part[:, None] @ y.mT).mean(-1) for part in x.split(rows)])
 
 
 def _flat(atoms: Tensor, side: str) -> Tensor:
     flat = atoms.flatten(1)
-    # By the largest first: the squares of very small or large numbers are 0 or infinite.
+    # Divided by the largest first, since squares of very small or large numbers are 0 or infinite.
     largest = flat.detach().abs().amax(1, keepdim=True)
     _refuse((largest == 0).flatten(), side, "all atoms are 0: they have no direction")
     flat = flat / largest

@@ -1,4 +1,4 @@
-"""Networks to compare: small ones of our own, and whatever a specification names."""
+"""Networks to compare: sosie's own architectures, and any model that a specification names."""
 
 from .atoms import (
     AtomConv2d,

@@ -1,7 +1,6 @@
-"""Convolutions whose kernels are combinations of a few small ones, the atoms; networks to and from that form.
+"""Convolutions whose kernels are combinations of a few small ones, the atoms; conversion of networks to and from these.
 
-Atoms are each model's own; coefficients can be shared between models, and then atom i of one belongs to atom i of
-another.
+Each model has its own atoms; coefficients can be shared between models, so that their atoms correspond by number.
 """
 
 from __future__ import annotations
@@ -16,15 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.common_types import _size_2_t
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.utils import _pair
 from torch.nn.utils import skip_init
 from torch.nn.utils.parametrize import is_parametrized
 
 from ..checks import one_of, whole_number
 
 Part = Literal["atoms", "coefficients"]
-SHARED = 1e-6  # of the norm of coefficients: more is not the rounding of a copy
-# The hooks on a module's computation. Those on its state dict refer to parameters that are gone.
+SHARED = 1e-6  # relative difference of coefficients above which one is not a rounded copy of the other
+# Hooks on a module's computation; those on its state dict refer to parameters that no longer exist.
 HOOKS = (
     "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook",
@@ -38,9 +36,9 @@ def check_count(atoms: int) -> None:
 class AtomConv2d(_ConvNd):
     """A convolution with weight = coefficients × atoms (Qiu et al. 2018).
 
-    `atoms` (m, height, width) are the small kernels, `coefficients` (outputs, inputs / groups, m) say how much of each
-    goes into a kernel. The weight is put together in every forward, by one product that costs a fraction m / (batch ×
-    height × width of the output) of the convolution; then it is a plain convolution.
+    `atoms` (m, height, width) are the small kernels, `coefficients` (outputs, inputs / groups, m) their weights in each
+    kernel. Every forward computes the weight by one product, which costs a fraction m / (batch × height × width of the
+    output) of the convolution, and then runs a plain convolution.
     """
 
     def __init__(
@@ -59,16 +57,14 @@ class AtomConv2d(_ConvNd):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        nn.Module.__init__(self)  # not that of a convolution, which would make a weight
+        nn.Module.__init__(self)  # a convolution's would make a weight
         check_count(atoms)
-        if in_channels % groups or out_channels % groups:
-            raise ValueError(f"{in_channels} and {out_channels} channels do not divide into {groups} groups")
-        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
-        self.kernel_size = _pair(kernel_size)
-        self.stride, self.dilation = _pair(stride), _pair(dilation)
-        self.transposed, self.output_padding = False, (0, 0)
-        self.padding = padding if isinstance(padding, str) else _pair(padding)
-        self.padding_mode = padding_mode  # type: ignore[assignment]
+        # A convolution without memory checks and completes the arguments.
+        mode: Any = padding_mode
+        meta = nn.Conv2d(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, mode, device="meta"
+        )
+        vars(self).update({name: value for name, value in vars(meta).items() if name not in vars(self)})
         self.coefficients = nn.Parameter(
             torch.empty(out_channels, in_channels // groups, atoms, device=device, dtype=dtype)
         )
@@ -77,9 +73,9 @@ class AtomConv2d(_ConvNd):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Atoms of length about 1, coefficients so that kernels have the variance of He et al. 2015 (fan out).
+        """Draw atoms of length about 1, and coefficients so that kernels have the variance of He et al. 2015 (fan out).
 
-        The weight alone would leave their length open, but the shorter atoms are, the further training turns them.
+        The weight does not determine the length of atoms, but training turns shorter atoms further.
         """
         count, height, width = self.atoms.shape
         nn.init.normal_(self.atoms, std=1 / math.sqrt(height * width))
@@ -89,9 +85,9 @@ class AtomConv2d(_ConvNd):
 
     @classmethod
     def like(cls, layer: nn.Conv2d, atoms: int, *, empty: bool = False) -> AtomConv2d:
-        """A layer of the same shape with parameters of its own, random or (`empty`) not yet set."""
+        """Return a layer of the same shape with its own parameters, random or (`empty`) uninitialised."""
         device = "meta" if empty else layer.weight.device
-        made = cls(
+        twin = cls(
             layer.in_channels,
             layer.out_channels,
             layer.kernel_size,  # type: ignore[arg-type]
@@ -100,62 +96,45 @@ class AtomConv2d(_ConvNd):
             dtype=layer.weight.dtype,
             **_options(layer),
         )
-        made = made.to_empty(device=layer.weight.device) if empty else made
-        return made.train(layer.training)
+        twin = twin.to_empty(device=layer.weight.device) if empty else twin
+        return twin.train(layer.training)
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """The kernels, (outputs, inputs / groups, height, width)."""
-        # Under autocast atoms would be rounded before they are put together, and most of what they learn be lost.
+        # Autocast would round the atoms before the product, and most of what they learn would be lost.
         with torch.autocast(self.atoms.device.type, enabled=False):
             kernels = self.coefficients.flatten(0, 1) @ self.atoms.flatten(1)
         return kernels.view(*self.coefficients.shape[:2], *self.atoms.shape[1:])
 
     def forward(self, x: Tensor) -> Tensor:
-        padding: str | int | tuple[int, ...] = self.padding
-        if self.padding_mode != "zeros":
-            x = nn.functional.pad(x, self._both_sides(), mode=self.padding_mode)
-            padding = 0
-        return nn.functional.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
-
-    def _both_sides(self) -> list[int]:
-        """The padding left, right, above and below."""
-        sides: list[int] = []
-        for axis in (1, 0):
-            whole = self.dilation[axis] * (self.kernel_size[axis] - 1)
-            if self.padding == "same":
-                sides += [whole // 2, whole - whole // 2]
-            elif isinstance(self.padding, str):
-                sides += [0, 0]
-            else:
-                sides += [self.padding[axis]] * 2
-        return sides
+        return nn.Conv2d._conv_forward(self, x, self.weight, self.bias)  # type: ignore[arg-type]
 
     def to_conv(self) -> nn.Conv2d:
-        """A plain convolution that computes the same, with parameters of its own."""
+        """Return a plain convolution that computes the same, with its own parameters."""
         place: dict[str, Any] = {"device": self.atoms.device, "dtype": self.atoms.dtype}
         channels = self.in_channels, self.out_channels
-        made = skip_init(nn.Conv2d, *channels, self.kernel_size, **_options(self), **place)  # draws nothing
-        assert isinstance(made, nn.Conv2d)
+        conv = skip_init(nn.Conv2d, *channels, self.kernel_size, **_options(self), **place)  # draws nothing
+        assert isinstance(conv, nn.Conv2d)
         with torch.no_grad():
-            made.weight.copy_(self.weight)
-            if made.bias is not None and self.bias is not None:
-                made.bias.copy_(self.bias)
-                made.bias.requires_grad_(self.bias.requires_grad)
-        made.weight.requires_grad_(self.coefficients.requires_grad or self.atoms.requires_grad)
-        return made.train(self.training)
+            conv.weight.copy_(self.weight)
+            if conv.bias is not None and self.bias is not None:
+                conv.bias.copy_(self.bias)
+                conv.bias.requires_grad_(self.bias.requires_grad)
+        conv.weight.requires_grad_(self.coefficients.requires_grad or self.atoms.requires_grad)
+        return conv.train(self.training)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, atoms={len(self.atoms)}"
 
 
 def _options(layer: _ConvNd) -> dict[str, Any]:
-    """The arguments of a convolution besides its size."""
+    """Return the arguments of a convolution besides its size."""
     names = ("stride", "padding", "dilation", "groups", "padding_mode")
     return {**{name: getattr(layer, name) for name in names}, "bias": layer.bias is not None}
 
 
-# Any network of convolutions into atom form by singular values, and back
+# Conversion of any convolutional network into atom form by singular values, and back
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,9 +142,9 @@ class Decomposed:
     """A model in atom form, with the error of each layer."""
 
     model: nn.Module
-    atoms: dict[str, int]  # of each layer that was decomposed: how many
-    errors: dict[str, float]  # ‖W − αD‖ / ‖W‖ of each
-    left: dict[str, str]  # layers of weights that stayed as they were, and why
+    atoms: dict[str, int]  # the number in each decomposed layer
+    errors: dict[str, float]  # ‖W − αD‖ / ‖W‖ of each decomposed layer
+    left: dict[str, str]  # why other layers with weights did not change
 
     def __repr__(self) -> str:
         return (
@@ -175,11 +154,11 @@ class Decomposed:
 
 
 def decompose(model: nn.Module, atoms: int) -> Decomposed:
-    """A copy whose convolutions are made of at most `atoms` atoms each, as near to the model as that allows.
+    """Return the closest copy of the model whose convolutions consist of at most `atoms` atoms each.
 
-    By the singular values of each weight as a matrix (kernels, height × width): the coefficients have orthonormal
-    columns, the first atom is the largest. A layer has no more atoms than its kernels have entries, or than
-    there are kernels: then it is exact. 1 × 1 convolutions and linear layers have nothing to decompose and stay.
+    Each weight is decomposed as a matrix (kernels, height × width) by its singular values: the coefficients have
+    orthonormal columns, and the first atom is the largest. The number of atoms is limited by the entries of a kernel
+    and by the number of kernels; at the limit the layer is exact. 1 × 1 convolutions and linear layers do not change.
     """
     check_count(atoms)
     counts: dict[str, int] = {}
@@ -190,20 +169,20 @@ def decompose(model: nn.Module, atoms: int) -> Decomposed:
         exact = layer.weight.detach().double().flatten(2).flatten(0, 1)  # (kernels, height × width)
         count = min(atoms, *exact.shape)
         u, s, vh = torch.linalg.svd(exact, full_matrices=False)
-        # A singular vector is known up to its sign: the largest entry of an atom is positive.
+        # The sign of a singular vector is arbitrary: make the largest entry of each atom positive.
         sign = vh.gather(1, vh.abs().argmax(1, keepdim=True)).sign()
-        made = AtomConv2d.like(layer, count, empty=True)
+        replacement = AtomConv2d.like(layer, count, empty=True)
         with torch.no_grad():
-            made.coefficients.copy_((u * sign.T)[:, :count].view_as(made.coefficients))
-            made.atoms.copy_((s[:, None] * vh * sign)[:count].view_as(made.atoms))
-            if made.bias is not None and layer.bias is not None:
-                made.bias.copy_(layer.bias)
-                made.bias.requires_grad_(layer.bias.requires_grad)
-        made.coefficients.requires_grad_(layer.weight.requires_grad)
-        made.atoms.requires_grad_(layer.weight.requires_grad)
-        lost, size = (made.weight.detach().double().view_as(exact) - exact).norm(), float(exact.norm())
+            replacement.coefficients.copy_((u * sign.T)[:, :count].view_as(replacement.coefficients))
+            replacement.atoms.copy_((s[:, None] * vh * sign)[:count].view_as(replacement.atoms))
+            if replacement.bias is not None and layer.bias is not None:
+                replacement.bias.copy_(layer.bias)
+                replacement.bias.requires_grad_(layer.bias.requires_grad)
+        replacement.coefficients.requires_grad_(layer.weight.requires_grad)
+        replacement.atoms.requires_grad_(layer.weight.requires_grad)
+        lost, size = (replacement.weight.detach().double().view_as(exact) - exact).norm(), float(exact.norm())
         counts[name], errors[name] = count, float(lost) / size if size else 0.0
-        return made
+        return replacement
 
     result, left = replace_convolutions(model, replaced)
     if not counts:
@@ -213,18 +192,18 @@ def decompose(model: nn.Module, atoms: int) -> Decomposed:
 
 
 def recompose(model: nn.Module) -> nn.Module:
-    """A copy in which every `AtomConv2d` is a plain convolution again; hooks come along, as in any deep copy."""
+    """Return a copy in which every `AtomConv2d` is a plain convolution; hooks are copied too, as in any deep copy."""
     tied: dict[tuple[Tensor, Tensor], nn.Conv2d] = {}
 
     def plain(name: str, layer: nn.Module) -> nn.Module:
         if not isinstance(layer, AtomConv2d):
             return layer
-        made = layer.to_conv()
+        conv = layer.to_conv()
         for kind in HOOKS:
-            setattr(made, kind, getattr(layer, kind))
-        # Layers that share their parts go on sharing the weight.
-        made.weight = tied.setdefault((layer.coefficients, layer.atoms), made).weight
-        return made
+            setattr(conv, kind, getattr(layer, kind))
+        # Layers with shared parts share the weight.
+        conv.weight = tied.setdefault((layer.coefficients, layer.atoms), conv).weight
+        return conv
 
     return _mapped(model, plain)
 
@@ -232,7 +211,7 @@ def recompose(model: nn.Module) -> nn.Module:
 def replace_convolutions(
     model: nn.Module, make: Callable[[str, nn.Conv2d], nn.Module]
 ) -> tuple[nn.Module, dict[str, str]]:
-    """A copy with `make(name, layer)` for every convolution that atoms can replace; and why the others stay."""
+    """Return a copy with `make(name, layer)` for every convolution that atoms can replace, and why others stay."""
     left: dict[str, str] = {}
     tied: dict[Tensor, AtomConv2d] = {}
 
@@ -240,12 +219,12 @@ def replace_convolutions(
         reason = why_not(layer)
         if reason is None:
             assert isinstance(layer, nn.Conv2d)
-            made = make(name, layer)
-            if isinstance(made, AtomConv2d):
-                # Layers that share a weight go on sharing it.
-                first = tied.setdefault(layer.weight, made)
-                made.coefficients, made.atoms = first.coefficients, first.atoms
-            return made
+            replacement = make(name, layer)
+            if isinstance(replacement, AtomConv2d):
+                # Layers with a shared weight share its parts.
+                first = tied.setdefault(layer.weight, replacement)
+                replacement.coefficients, replacement.atoms = first.coefficients, first.atoms
+            return replacement
         if reason:
             left[name] = reason
         return layer
@@ -254,7 +233,7 @@ def replace_convolutions(
 
 
 def why_not(layer: nn.Module) -> str | None:
-    """Why atoms cannot replace this layer; None: they can, "": it has no weight matrix."""
+    """Return why atoms cannot replace this layer: None if they can, "" if it has no weight matrix."""
     if isinstance(layer, AtomConv2d):
         return "is made of atoms already"
     if isinstance(layer, nn.Conv2d):
@@ -278,28 +257,28 @@ def check_weight(name: str, weight: Tensor) -> None:
 
 
 def _mapped(model: nn.Module, change: Callable[[str, nn.Module], nn.Module]) -> nn.Module:
-    """A deep copy with some modules replaced; one that is used in two places is replaced once."""
-    made = copy.deepcopy(model)
+    """Return a deep copy with some modules replaced; a module used in two places is replaced once."""
+    copied = copy.deepcopy(model)
     done: dict[nn.Module, nn.Module] = {}
-    for name, module in list(made.named_modules()):
+    for name, module in list(copied.named_modules()):
         done[module] = change(name, module)
-    if done[made] is not made:
-        return done[made]
-    for parent in list(made.modules()):
-        # Not named_children, which leaves out a layer's second place.
+    if done[copied] is not copied:
+        return done[copied]
+    for parent in list(copied.modules()):
+        # named_children would skip a layer's second place.
         for name, child in list(parent._modules.items()):
             if child is not None and done.get(child, child) is not child:
                 setattr(parent, name, done[child])
-    return made
+    return copied
 
 
-# The two parts of models in atom form: atoms of one's own, coefficients to share
+# The two parts of models in atom form: individual atoms, coefficients that can be shared
 
 
 def with_atoms(model: nn.Module, atoms: int) -> nn.Module:
-    """A copy whose convolutions are made of at most `atoms` random atoms each: a network to train.
+    """Return a copy whose convolutions consist of at most `atoms` random atoms each: a network to train.
 
-    No layer has more atoms than its kernels have entries, or than it has kernels.
+    The number of atoms is limited by the entries of a kernel and by the number of kernels.
     """
     check_count(atoms)
 
@@ -307,19 +286,19 @@ def with_atoms(model: nn.Module, atoms: int) -> nn.Module:
         kernels = layer.weight.shape[0] * layer.weight.shape[1]
         return AtomConv2d.like(layer, min(atoms, kernels, layer.weight[0, 0].numel()))
 
-    made, _ = replace_convolutions(model, fresh)
-    if not atom_layers(made):
+    converted, _ = replace_convolutions(model, fresh)
+    if not atom_layers(converted):
         raise ValueError("the model has no convolution that atoms could replace")
-    return made
+    return converted
 
 
 def atom_layers(model: nn.Module) -> dict[str, AtomConv2d]:
-    """Every layer made of atoms, by name."""
+    """Return every layer made of atoms by name."""
     return {name: layer for name, layer in model.named_modules() if isinstance(layer, AtomConv2d)}
 
 
 def freeze(model: nn.Module, part: Part, frozen: bool = True) -> nn.Module:
-    """Freeze one part of every layer of atoms (requires_grad); `frozen=False` trains it again."""
+    """Freeze one part of every layer of atoms, or with `frozen=False` make it trainable again."""
     one_of(part, "part", ("atoms", "coefficients"))
     for layer in some_atom_layers(model).values():
         (layer.atoms if part == "atoms" else layer.coefficients).requires_grad_(not frozen)
@@ -327,9 +306,9 @@ def freeze(model: nn.Module, part: Part, frozen: bool = True) -> nn.Module:
 
 
 def share_coefficients(source: nn.Module, others: Iterable[nn.Module]) -> None:
-    """Give models the coefficients of another: the same tensors in memory, so that training one moves all.
+    """Give models the coefficients of another as the same tensors in memory, so that training changes all of them.
 
-    One tensor has one type and one device, so models of another are refused.
+    The models must have the same type and device.
     """
     ours = some_atom_layers(source)
     for k, model in enumerate(others):
@@ -342,19 +321,19 @@ def share_coefficients(source: nn.Module, others: Iterable[nn.Module]) -> None:
                     f"{name}: coefficients of {tuple(layer.coefficients.shape)} (outputs, inputs, atoms) cannot be "
                     f"those of the source, {tuple(ours[name].coefficients.shape)}"
                 )
-            own, shared = layer.coefficients, ours[name].coefficients
-            if (own.dtype, own.device) != (shared.dtype, shared.device):
-                here, there = (f"{str(each.dtype).removeprefix('torch.')} on {each.device}" for each in (own, shared))
+            pair = layer.coefficients, ours[name].coefficients
+            here, there = (f"{str(tensor.dtype).removeprefix('torch.')} on {tensor.device}" for tensor in pair)
+            if here != there:
                 raise ValueError(
-                    f"{name} of model {k} computes in {here}, the source's coefficients are {there}, and they would be "
-                    "one tensor: bring the models to one type and device first (model.to)"
+                    f"{name} of model {k} is in {here}, the source's coefficients in {there}: bring the models to one "
+                    "type and device first (model.to)"
                 )
         for name, layer in theirs.items():
             layer.coefficients = ours[name].coefficients
 
 
 def load_atoms(model: nn.Module, atoms: Mapping[str, Tensor]) -> nn.Module:
-    """Set the atoms of layers by name; the coefficients stay."""
+    """Set the atoms of layers by name and keep the coefficients."""
     layers = some_atom_layers(model)
     for name, tensor in atoms.items():
         if name not in layers:
@@ -368,7 +347,7 @@ def load_atoms(model: nn.Module, atoms: Mapping[str, Tensor]) -> nn.Module:
 
 
 def some_atom_layers(model: nn.Module) -> dict[str, AtomConv2d]:
-    """Every layer made of atoms, by name; an error where there is none."""
+    """Return every layer made of atoms by name; raise if there is none."""
     layers = atom_layers(model)
     if not layers:
         raise ValueError("the model has no layer of atoms: decompose(model, m) or with_atoms(model, m) makes them")
@@ -376,36 +355,36 @@ def some_atom_layers(model: nn.Module) -> dict[str, AtomConv2d]:
 
 
 def check_shared(named: Sequence[tuple[str, nn.Module]]) -> None:
-    """Raise unless the coefficients of every model are those of the first, to 1e-6 of their norm, layer by layer."""
+    """Raise unless the coefficients of all models agree with the first's, to 1e-6 of their norm in each layer."""
     (first_name, first), *others = ((name, atom_layers(model)) for name, model in named)
     for name, layers in others:
         pairs = {layer: (first[layer], layers[layer]) for layer in first if layer in layers}
         if not pairs:
-            raise ValueError(f"{first_name} and {name} have no layer of atoms of one name")
+            raise ValueError(f"{first_name} and {name} have no layer of atoms in common")
         for layer, (a, b) in pairs.items():
             if a.atoms.shape != b.atoms.shape:
-                x, y = (" × ".join(map(str, each.atoms.shape)) for each in (a, b))
+                x, y = (" × ".join(map(str, atoms.shape)) for atoms in (a.atoms, b.atoms))
                 raise ValueError(
-                    f"{layer}: {first_name} has atoms of {x} and {name} of {y} (number × height × width); to be "
-                    "compared entry by entry they must be alike"
+                    f"{layer}: {first_name} has atoms of {x} and {name} of {y} (number × height × width), and only "
+                    "atoms of one shape can be compared entry by entry"
                 )
             if a.coefficients.shape != b.coefficients.shape:
                 raise ValueError(
                     f"{layer}: coefficients of {tuple(a.coefficients.shape)} (outputs, inputs, atoms) in {first_name} "
-                    f"and {tuple(b.coefficients.shape)} in {name} are not shared; joint='polar' compares layers of any "
-                    "number of channels"
+                    f"and {tuple(b.coefficients.shape)} in {name} are not shared; joint='polar' compares layers with "
+                    "any number of channels"
                 )
         for layer, (a, b) in pairs.items():
             if a.coefficients.data_ptr() == b.coefficients.data_ptr():
                 continue
-            ours, theirs = (each.coefficients.detach().to(a.atoms.device).double() for each in (a, b))
-            size, apart = float(ours.norm()), float((ours - theirs).norm())
-            if apart and not size:
+            alpha, beta = (tensor.detach().to(a.atoms.device).double() for tensor in (a.coefficients, b.coefficients))
+            size, difference = float(alpha.norm()), float((alpha - beta).norm())
+            if difference and not size:
                 raise ValueError(f"{layer}: all coefficients of {first_name} are 0")
-            if apart > SHARED * size:
+            if difference > SHARED * size:
                 raise ValueError(
-                    f"{layer}: {first_name} and {name} do not share their coefficients: these differ by "
-                    f"{apart / size:.2g} of their norm (more than {SHARED:g}), so atom i of one is not atom i of the "
-                    "other and their cosine would mean nothing. share_coefficients makes them one tensor; "
-                    "compare_weights with joint=9, say, decomposes the models together first"
+                    f"{layer}: {first_name} and {name} do not share their coefficients, which differ by "
+                    f"{difference / size:.2g} of their norm (more than {SHARED:g}), so their atoms do not correspond "
+                    "and a cosine would mean nothing. share_coefficients makes them one tensor; compare_weights with "
+                    "joint=9, say, first decomposes the models together"
                 )

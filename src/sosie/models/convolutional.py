@@ -1,4 +1,4 @@
-"""Convolutional networks: small_cnn, Tiny-10, AlexNet, VGG-11, residual networks, Inception V1, EfficientNet-Lite."""
+"""Convolutional networks: small_cnn, Tiny-10, AlexNet, VGG-11, ResNets, Inception V1, EfficientNet-Lite."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ..checks import one_of
 from .atoms import with_atoms
 from .specification import State, architecture, count_atoms, count_blocks, dimension
 
-Stem = Literal["imagenet", "cifar"]  # how the first layers shrink an image: by 4 in each direction, or not at all
+Stem = Literal["imagenet", "cifar"]  # the first layers shrink an image by 4 in each direction, or not at all
 
 
 def initialise(model: nn.Module) -> None:
-    """Set convolutions as He et al. 2015 (fan out), batch norms to the identity."""
+    """Initialise convolutions as in He et al. 2015 (fan out) and batch norms as the identity."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -56,7 +56,7 @@ def small_cnn(
     `atoms`: convolutions are made of at most so many filter atoms each (`AtomConv2d`).
     """
     if size < 2**POOLINGS:
-        raise ValueError(f"images of side {size} are pooled away: {2**POOLINGS} is the least")
+        raise ValueError(f"images of side {size} are too small to pool: need at least {2**POOLINGS}")
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     before = channels
     for i, after in enumerate((width, 2 * width, 2 * width, 4 * width), 1):
@@ -72,7 +72,7 @@ def small_cnn(
     return model if atoms is None else with_atoms(model, atoms)
 
 
-# Tiny-10: eight un-padded convolutions for 32 × 32 images
+# Tiny-10: eight unpadded convolutions for 32 × 32 images
 
 # output channels at width 1, kernel, stride
 TINY10 = ((16, 3, 1), (16, 3, 1), (32, 3, 2), (32, 3, 1), (32, 3, 1), (64, 3, 2), (64, 3, 1), (64, 1, 1))
@@ -145,7 +145,7 @@ def _read_alexnet(state: State) -> dict[str, Any]:
 def alexnet(
     classes: int = 10, hidden: int = 1024, channels: int = 3, dropout: float = 0.5, atoms: int | None = None
 ) -> nn.Module:
-    """AlexNet of Krizhevsky et al. 2012 fitted to CIFAR: stride 1 in the first layer, a narrower head.
+    """AlexNet of Krizhevsky et al. 2012, adapted to CIFAR: stride 1 in the first layer, a narrower head.
 
     `atoms`: convolutions are made of at most so many filter atoms each (`AtomConv2d`).
     """
@@ -165,13 +165,13 @@ def alexnet(
     return model if atoms is None else with_atoms(model, atoms)
 
 
-# VGG-11 with and without batch norm, torchvision's parameter names, with a head for any image size
+# VGG-11 with and without batch norm, with torchvision's parameter names and a head for any image size
 
 VGG_STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # a pooling follows each
 
 
 class VGG(AlexNet):
-    """Deeper, with parts of the same names."""
+    """A deeper network with parts of the same names."""
 
 
 def _read_vgg(state: State) -> dict[str, Any]:
@@ -265,7 +265,7 @@ class Bottleneck(nn.Module):
 
 
 def projection(before: int, after: int, stride: int) -> nn.Sequential | None:
-    """A 1 × 1 convolution with batch norm where the shape changes, else None (the input itself)."""
+    """Return a 1 × 1 convolution with batch norm if the shape changes, else None (the identity)."""
     if stride == 1 and before == after:
         return None
     return nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
@@ -311,7 +311,7 @@ class ResNet(nn.Module):
 
 
 def _read_resnet(state: State) -> dict[str, Any]:
-    """Of Inception V1 as well, whose first convolution has a batch norm beside it."""
+    """Read the options of a ResNet, or of Inception V1, whose first convolution has a batch norm beside it."""
     first = "conv1.weight" if "conv1.weight" in state else "conv1.conv.weight"
     kernel = dimension(state, first, 2)
     return {
@@ -344,7 +344,7 @@ class CifarBlock(nn.Module):
         self.conv2 = nn.Conv2d(after, after, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(after)
         self.stride, self.extra = stride, after - before
-        # None is not registered as a child: the leaves stay conv, bn and head.
+        # None is not registered as a child, so the leaves are conv, bn and head.
         self.downsample = projection(before, after, stride) if shortcut == "B" else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -376,8 +376,8 @@ class CifarResNet(nn.Module):
     """The CIFAR network of He et al. 2016; also opened as `resnet20`, `resnet56` … `resnet<6n+2>`.
 
     conv1, bn1, layer1 … layer3 of n blocks each, mean over space, and a head. Shortcut A strides and pads with zero
-    channels; B is a 1 × 1 convolution with batch norm. The head is called `linear` with A and `fc` with B (as in the
-    published files) unless `head` says otherwise.
+    channels; B is a 1 × 1 convolution with batch norm. The head is called `linear` with A and `fc` with B, as in the
+    published files, unless `head` is given.
     """
 
     def __init__(
@@ -397,7 +397,7 @@ class CifarResNet(nn.Module):
         one_of(shortcut, "shortcut", ("A", "B"))
         widths = [round(base * width) for base in CIFAR_WIDTHS]
         if not widths[0]:
-            raise ValueError(f"width {width} leaves no channels; 1 gives {CIFAR_WIDTHS}")
+            raise ValueError(f"width {width} leaves no channels; width 1 gives {CIFAR_WIDTHS}")
         self.conv1 = nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
         before = widths[0]
@@ -421,7 +421,7 @@ class CifarResNet(nn.Module):
 cifar_resnet = CifarResNet
 
 
-# Inception V1 (GoogLeNet with batch norm), torchvision's parameter names, for large and small images
+# Inception V1 (GoogLeNet with batch norm) with torchvision's parameter names, for large and small images
 
 # module: channels in; out of branch 1; reduce, out of branch 2; reduce, out of branch 3; out of branch 4
 INCEPTIONS = {
@@ -452,7 +452,7 @@ class ConvNorm(nn.Module):
 class Inception(nn.Module):
     """Four branches side by side: 1 × 1; 1 × 1 then 3 × 3, twice; pooled then 1 × 1.
 
-    The third branch has a 3 × 3 kernel where the paper has 5 × 5: so have the published weights.
+    The third branch has a 3 × 3 kernel where the paper has 5 × 5, as in the published weights.
     """
 
     def __init__(self, before: int, one: int, thin2: int, two: int, thin3: int, three: int, four: int) -> None:
@@ -468,7 +468,7 @@ class Inception(nn.Module):
 
 @architecture(_read_resnet, name="inception_v1", ignore=("aux1.", "aux2."))
 class InceptionV1(nn.Module):
-    """Inception V1 of Szegedy et al. 2015 without its training-only side heads.
+    """Inception V1 of Szegedy et al. 2015 without the auxiliary heads of training.
 
     conv1 … conv3, inception3a … inception5b with pooling between the stages, mean over space, fc. `stem='cifar'` keeps
     the resolution of a 32 × 32 image up to `inception3b`.
@@ -522,7 +522,7 @@ LITE_STEM, LITE_TOP = 32, 1280  # the Lite variants do not scale these
 
 
 class SameConv2d(nn.Conv2d):
-    """A convolution padded as TensorFlow's SAME: an odd row or column goes to the bottom or right."""
+    """A convolution with TensorFlow's SAME padding: an odd row or column goes to the bottom or right."""
 
     def forward(self, x: Tensor) -> Tensor:
         rows = self._padding_of(x.shape[2], 0)
@@ -541,7 +541,7 @@ def batch_norm(channels: int) -> nn.BatchNorm2d:
 
 
 class InvertedBlock(nn.Module):
-    """Widen by 1 × 1, convolve each channel by itself, narrow by 1 × 1; added to the input if it fits."""
+    """Widen by 1 × 1, convolve each channel, narrow by 1 × 1; added to the input if the shape stays the same."""
 
     def __init__(self, before: int, after: int, *, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -593,7 +593,7 @@ class EfficientNetLite(nn.Module):
 
 
 def _round_to_eight(channels: float) -> int:
-    """The nearest multiple of 8, but never more than a tenth below."""
+    """Return the nearest multiple of 8, but never more than a tenth below."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * channels else rounded
 

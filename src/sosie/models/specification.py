@@ -1,19 +1,17 @@
-"""A model from the text that names it, as on the command line: architectures, libraries, files of your own."""
+"""Open a model from the text that names it: architectures, libraries, your own files."""
 
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
 import json
 import random
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -21,55 +19,46 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..checks import nearest, parse_call
-from ..factory import find_file, load_factory
+from ..checks import listed, nearest, parse_call, whole_number
+from ..factory import find_file, import_library, load_factory
 from .weights import PICKLE_SUFFIXES, TORCH_SUFFIXES, fit_weights, load_weights, masked_weights, read_weights
 
-# Architectures by name: one dict, filled by a decorator
+# Architectures by name, entered by a decorator
 
 State = Mapping[str, Tensor]
 Factory = TypeVar("Factory", bound=Callable[..., nn.Module])
+# A factory; a function that reads its options from a state dict; prefixes of names in a file to ignore
+Architecture = tuple[Callable[..., nn.Module], Callable[[State], dict[str, Any]], tuple[str, ...]]
 
 CIFAR_DEPTHS = (20, 32, 44, 56, 110)  # the depths of He et al. 2016; any other 6n + 2 is accepted too
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """A factory and how to read its options from a state dict, so that the network fits the file."""
-
-    build: Callable[..., nn.Module]
-    read_options: Callable[[State], dict[str, Any]]
-    ignore: tuple[str, ...] = ()  # prefixes of names in a file that are not needed (training-only heads)
-
-
 ARCHITECTURES: dict[str, Architecture] = {}
 
 
 def architecture(
     read_options: Callable[[State], dict[str, Any]], *, name: str = "", ignore: tuple[str, ...] = ()
 ) -> Callable[[Factory], Factory]:
-    """Enter a factory into the registry, under its own name unless another is given."""
+    """Register a factory under its own name or another."""
 
     def enter(build: Factory) -> Factory:
         key = name or build.__name__
         if key in ARCHITECTURES:
             raise ValueError(f"an architecture named {key!r} is already defined")
-        ARCHITECTURES[key] = Architecture(build, read_options, ignore)
+        ARCHITECTURES[key] = build, read_options, ignore
         return build
 
     return enter
 
 
 def list_models() -> list[str]:
-    """Names that `build_model` and `open_model` know; besides those listed, any `resnet<6n+2>` is known."""
+    """Return the names that `build_model` and `open_model` know, in addition to any `resnet<6n+2>`."""
     return sorted({*ARCHITECTURES, *(f"resnet{depth}" for depth in CIFAR_DEPTHS)}, key=_natural)
 
 
 def find_architecture(name: str) -> tuple[Architecture, dict[str, Any]]:
-    """The architecture of that name, and the options that the name itself fixes.
+    """Return the architecture of a name, and the options that the name determines.
 
-    A registered name comes first, so `resnet18/34/50/101/152` are the ImageNet family; every other
-    `resnet<6n+2>` is the CIFAR family. (50 and 152 are 6n + 2 too: `cifar_resnet(depth=50)` gives those.)
+    Registered names come first, so `resnet18/34/50/101/152` are the ImageNet family; any other `resnet<6n+2>` is the
+    CIFAR family, whose depths 50 and 152 are `cifar_resnet(depth=50)` and `cifar_resnet(depth=152)`.
     """
     key = name.strip().lower().replace("-", "_")
     if key in ARCHITECTURES:
@@ -83,34 +72,35 @@ def find_architecture(name: str) -> tuple[Architecture, dict[str, Any]]:
 
 
 def build_model(name: str, options: Mapping[str, Any] | None = None, state: State | None = None) -> nn.Module:
-    """A network by name; options that are not given are read from the state dict, if there is one."""
-    entry, fixed = find_architecture(name)
-    given = {**fixed, **(options or {})}
-    accepted = inspect.signature(entry.build).parameters
-    unknown = [key for key in given if key not in accepted]
+    """Build a network by name; options that are left out are read from the state dict, if there is one."""
+    (build, read_options, _), fixed = find_architecture(name)
+    stated = {**fixed, **(options or {})}
+    accepted = inspect.signature(build).parameters
+    unknown = [key for key in stated if key not in accepted]
     if unknown:
         raise ValueError(f"{name} has no option {', '.join(unknown)}; it takes {', '.join(accepted)}")
-    read = {key: value for key, value in (entry.read_options(state) if state else {}).items() if value is not None}
+    read = read_options(state) if state else {}
+    arguments = {key: value for key, value in read.items() if value is not None} | stated
     try:
-        return entry.build(**{**read, **given})
+        return build(**arguments)
     except (TypeError, RuntimeError, AttributeError, ZeroDivisionError) as error:
-        described = ", ".join(f"{key}={value!r}" for key, value in {**read, **given}.items())
+        described = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
         raise ValueError(f"cannot build {name}({described}): {error}") from error
 
 
 def dimension(state: State, name: str, axis: int) -> int | None:
-    """The size of a tensor in a state dict along an axis, or None if it is missing (loading reports that)."""
+    """Return the size of a tensor in a state dict along an axis; None if it is missing, which loading reports."""
     tensor = state.get(name)
     return int(tensor.shape[axis]) if tensor is not None and tensor.dim() > axis else None
 
 
 def count_atoms(state: State) -> int | None:
-    """The largest number of atoms of a convolution, or None if all are plain."""
+    """Return the largest number of atoms of a convolution, or None if all are plain."""
     return max((len(tensor) for name, tensor in state.items() if name.endswith(".atoms")), default=None)
 
 
 def count_blocks(state: State, prefix: str) -> int | None:
-    """How many different numbers follow `prefix.` in the names."""
+    """Return how many different numbers follow `prefix.` in the names."""
     numbers = {match[1] for name in state if (match := re.match(rf"{re.escape(prefix)}\.(\d+)\.", name))}
     return len(numbers) or None
 
@@ -142,9 +132,9 @@ class Normalise:
             raise ValueError(f"every std must be above 0, got {self.std}")
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Images (…, channels, height, width) in floating point, on any device."""
+        """Normalise floating-point images (…, channels, height, width)."""
         if not x.is_floating_point():
-            raise TypeError(f"normalisation wants images in [0, 1], got {x.dtype}: divide by 255 first")
+            raise TypeError(f"normalisation needs images in [0, 1], got {x.dtype}: divide by 255 first")
         if x.dim() < 3 or len(self.mean) not in (1, x.shape[-3]):
             raise ValueError(f"normalisation of {len(self.mean)} channels does not fit images {tuple(x.shape)}")
         mean = x.new_tensor(self.mean).view(-1, 1, 1)
@@ -170,8 +160,8 @@ def parse_normalisation(text: str) -> Normalise | None:
         if scale > 0 and divisor > 0:
             return Normalise((shift / scale,), (divisor / scale,))
     raise ValueError(
-        f"do not know the normalisation {text!r}; known: 'ImageNet mean/std', 'mean a b c std d e f', "
-        "'(x*255-127)/128', 'none'. State it in the specification, as in resnet20(normalise='none')@file"
+        f"unknown normalisation {text!r}; known are 'ImageNet mean/std', 'mean a b c std d e f', '(x*255-127)/128' and "
+        "'none'. State it in the specification, as in resnet20(normalise='none')@file"
     )
 
 
@@ -180,38 +170,37 @@ def parse_normalisation(text: str) -> Normalise | None:
 
 @dataclass(frozen=True)
 class Tokenise:
-    """Texts, or a dict with one list of them, become a model's arguments: token ids, and a mask of the padding."""
+    """Turn texts, or a dict with one list of them, into a model's arguments: token ids and a padding mask."""
 
     tokenizer: Any
-    text_only: ClassVar[bool] = True  # batches of token ids are passed on as they are
+    text_only: ClassVar[bool] = True  # batches of token ids are passed on unchanged
 
     def __post_init__(self) -> None:
-        if self.tokenizer.pad_token is None:  # GPT-like: any token will do, as the mask leaves it out
+        if self.tokenizer.pad_token is None:  # as in GPT; any token will do, since it is masked
             self.tokenizer.pad_token = self.tokenizer.eos_token
 
     def __call__(self, batch: Any) -> Any:
         columns = batch if isinstance(batch, Mapping) else {"": batch}
         texts = [part for part in columns.values() if isinstance(part, list) and isinstance(part[0], str)]
         if len(texts) != 1:
-            raise ValueError(f"which of {', '.join(columns)} is the text? Give a prepare that says so")
+            raise ValueError(f"it is unclear which of {', '.join(columns)} is the text: give a prepare function")
         return self.tokenizer(texts[0], padding=True, truncation=True, return_tensors="pt")
 
     def __repr__(self) -> str:
         return f"{type(self.tokenizer).__name__} of {self.tokenizer.vocab_size} tokens"
 
 
-# Models of other libraries, imported only when needed
+# Models of other libraries, which are imported only when needed
 
-LIBRARY_WEIGHTS = "DEFAULT"  # `torchvision:resnet18@DEFAULT`: the library's own weights, downloaded by it
+LIBRARY_WEIGHTS = "DEFAULT"  # as in `torchvision:resnet18@DEFAULT`: the library downloads its own weights
 
 
 def open_torchvision(name: str, options: dict[str, Any], pretrained: bool) -> tuple[nn.Module, Normalise | None, str]:
-    """A torchvision model, random or with torchvision's default weights; its normalisation; an exception to that."""
-    models = import_library("torchvision", f"torchvision:{name}", part="models")
-    _refuse_weights(f"torchvision:{name}", options, ("weights", "pretrained"))
+    """Return a torchvision model, its normalisation, and a remark on random parts of its weights."""
+    models = import_library("torchvision.models", f"torchvision:{name}")
     try:
         if "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters and not pretrained:
-            options = {"weights_backbone": None, **options}  # torchvision would download some
+            options = {"weights_backbone": None, **options}  # the default would download some
         model = models.get_model(name, weights="DEFAULT" if pretrained else None, **options)
     except (ValueError, TypeError) as error:
         raise ValueError(f"torchvision:{name}: {error}") from error
@@ -226,9 +215,8 @@ def open_torchvision(name: str, options: dict[str, Any], pretrained: bool) -> tu
 
 
 def open_timm(name: str, options: dict[str, Any], pretrained: bool) -> tuple[nn.Module, Normalise | None, str]:
-    """A timm model, random or with timm's weights; its normalisation; an exception to that."""
+    """Return a timm model, its normalisation, and a remark on random parts of its weights."""
     timm = import_library("timm", f"timm:{name}")
-    _refuse_weights(f"timm:{name}", options, ("pretrained", "checkpoint_path"))
     try:
         model = timm.create_model(name, pretrained=pretrained, **options)
     except (RuntimeError, ValueError, TypeError) as error:
@@ -240,70 +228,49 @@ def open_timm(name: str, options: dict[str, Any], pretrained: bool) -> tuple[nn.
     return model, Normalise(tuple(facts["mean"]), tuple(facts["std"])) if known else None, exception
 
 
-def _refuse_weights(wanted: str, options: dict[str, Any], names: tuple[str, ...]) -> None:
-    for name in names:
-        if name in options:
-            raise ValueError(f"{wanted}: weights are not an option ({name}): write {wanted}@{LIBRARY_WEIGHTS} or @file")
-
-
 def open_hugging_face(folder: str) -> tuple[nn.Module, Normalise | Tokenise | None]:
-    """A transformers model from a folder: safetensors only, no download, no code from the folder.
+    """Open a transformers model from a folder: safetensors only, no download, no code from the folder.
 
-    With it comes what its inputs need: an image model's normalisation, a text model's tokeniser.
+    The second item is an image model's normalisation or a text model's tokeniser.
     """
     path = find_file(folder, "SOSIE_WEIGHTS")
     if not (path / "config.json").is_file():
-        raise FileNotFoundError(f"{path} has no config.json: hf: wants a folder written by save_pretrained")
+        raise FileNotFoundError(f"{path} has no config.json: hf: needs a folder written by save_pretrained")
     if not any(path.glob("*.safetensors")):
         pickles = sorted(file.name for file in path.iterdir() if file.suffix in (*PICKLE_SUFFIXES, *TORCH_SUFFIXES))
-        found = f"only {', '.join(pickles)}, which sosie does not unpickle" if pickles else "no weights at all"
+        content = f"only {', '.join(pickles)}, which sosie does not unpickle" if pickles else "no weights at all"
         raise ValueError(
-            f"{path} has no .safetensors file but {found}. Where you trust it, write it anew: "
+            f"{path} has no .safetensors file but {content}. If you trust it, convert it with "
             f"AutoModel.from_pretrained({str(path)!r}).save_pretrained(folder)"
         )
     transformers = import_library("transformers", f"hf:{folder}", extra="hf")
     safely = {"local_files_only": True, "trust_remote_code": False}
+    # As the file has them, which transformers 5 does unasked.
+    types = {"torch_dtype": "auto"} if transformers.__version__.startswith("4.") else {}
     try:
         model, facts = transformers.AutoModel.from_pretrained(
-            str(path), use_safetensors=True, output_loading_info=True, **safely
+            str(path), use_safetensors=True, output_loading_info=True, **safely, **types
         )
         has_words = (path / "tokenizer.json").is_file()
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), **safely) if has_words else None
     except (OSError, ValueError, KeyError) as error:
         if "trust_remote_code" in str(error):
             raise ValueError(
-                f"hf:{folder} comes with code of its own, which sosie does not run: where you trust it, open the model "
+                f"hf:{folder} comes with code of its own, which sosie does not run: if you trust it, open the model "
                 "yourself and compare the module"
             ) from error
         raise ValueError(f"hf:{folder} cannot be opened: {error}") from error
-    # A pooler is often not saved, and nothing but the model's pooled output rests on it.
-    random = sorted(name for name in facts["missing_keys"] if "pooler" not in name.split("."))
-    if random:
-        few = ", ".join(random[:3]) + (f" and {len(random) - 3} more" if len(random) > 3 else "")
-        raise ValueError(f"hf:{folder} has no weights for {few}, which would be random: do they fit its config.json?")
+    # A pooler is often not saved, and only the model's pooled output depends on it.
+    missing = sorted(name for name in facts["missing_keys"] if "pooler" not in name.split("."))
+    if missing:
+        raise ValueError(
+            f"hf:{folder} has no weights for {listed(missing, 3)}, which would be random: do they fit its config.json?"
+        )
     return model, _image_normalisation(path / "preprocessor_config.json") or (tokenizer and Tokenise(tokenizer))
 
 
-def import_library(name: str, wanted_by: str, *, part: str = "", extra: str = "") -> ModuleType:
-    """The library, or an error that says how to get it: by its own name, or as an extra of sosie's."""
-    try:
-        return importlib.import_module(f"{name}.{part}" if part else name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != name:
-            raise
-        wanted = f"'sosie[{extra}]'" if extra else name
-        raise ModuleNotFoundError(
-            f"{wanted_by} needs {name}, which is not installed: pip install {wanted}", name=name
-        ) from error
-    except (ImportError, RuntimeError, AttributeError, OSError) as error:
-        raise ImportError(
-            f"{wanted_by} needs {name}, which is installed but does not import beside this torch "
-            f"({error}): pip install --upgrade {name}"
-        ) from error
-
-
 def _image_normalisation(path: Path) -> Normalise | None:
-    """The normalisation of an image model's own processor; None for text models."""
+    """Return the normalisation of an image model's own processor; None for text models."""
     if not path.is_file():
         return None
     try:
@@ -315,7 +282,7 @@ def _image_normalisation(path: Path) -> Normalise | None:
     return Normalise(tuple(facts["image_mean"]), tuple(facts["image_std"]))
 
 
-Prepare = Callable[[Any], Any]  # images to normalised ones, or texts to token ids
+Prepare = Callable[[Any], Any]  # normalises images or tokenises texts
 
 _FILE = re.compile(r"(?P<file>.+?\.py):(?P<rest>.*)", re.DOTALL)
 _LIBRARY = re.compile(r"(?P<library>torchvision|timm|hf):(?P<rest>.+)", re.DOTALL)
@@ -324,9 +291,9 @@ _CALL = re.compile(r"(?P<call>[^@(]+(?:\(.*?\))?)(?:@(?P<weights>.+))?", re.DOTA
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A model in eval mode, a short name for it, and its own normalisation of images in [0, 1], tokeniser, or None.
+    """A model in eval mode with a short name and its own normalisation of images in [0, 1], its tokeniser, or None.
 
-    `weights` says where the weights came from when the model was opened: `weights_of` says whether that is still true.
+    `weights` is where the weights came from when the model was opened; `weights_of` checks that this is still true.
     """
 
     model: nn.Module
@@ -334,18 +301,18 @@ class NamedModel:
     prepare: Prepare | None
     spec: str
     weights: str = ""
-    versions: tuple[int, ...] = ()  # of the parameters, which torch counts up at every change
+    versions: tuple[int, ...] = ()  # of the parameters, which torch increments at every change
 
 
 def with_name(thing: Any, prepare: Any = None) -> tuple[Any, str, Any]:
-    """The model, its name, and how its inputs are prepared; a `NamedModel` brings the last two."""
+    """Return the model, its name and how its inputs are prepared; a `NamedModel` brings the last two."""
     if isinstance(thing, NamedModel):
         return thing.model, thing.name, prepare or thing.prepare
     return thing, type(thing).__name__, prepare
 
 
 def weights_of(thing: Any) -> str:
-    """Where the weights come from, as "random weights (seed 0)"; "" if that is unknown or no longer true."""
+    """Return where the weights come from, as "random weights (seed 0)"; "" if unknown or no longer true."""
     untouched = isinstance(thing, NamedModel) and thing.versions == _versions(thing.model)
     return thing.weights if untouched else ""
 
@@ -355,25 +322,25 @@ def _versions(model: nn.Module) -> tuple[int, ...]:
 
 
 def open_model(spec: str, *, seed: int = 0) -> NamedModel:
-    """The model that a specification names, in eval mode.
+    """Open the model that a specification names, in eval mode.
 
-    - `tiny10@weights.safetensors`: sosie's architecture; what the options leave open is read from the file
-    - `resnet20(width=2, shortcut='B')`: options as Python literals; weights at random from `seed`
+    - `tiny10@weights.safetensors`: sosie's architecture; options that are left out are read from the file
+    - `resnet20(width=2, shortcut='B')`: options as Python literals; random weights from `seed`
     - `path/to/file.py:factory@weights.safetensors`: your own, which returns a module or (module, prepare)
-    - `torchvision:resnet18`, `timm:…`: random, `@DEFAULT` for the library's own weights, or `@file`; with weights
-      comes the normalisation that the library has for this model
-    - `hf:folder`: what transformers' save_pretrained wrote, tokeniser included
+    - `torchvision:resnet18`, `timm:…`: random, `@DEFAULT` for the library's own weights, or `@file`; models with
+      weights get the library's normalisation
+    - `hf:folder`: a folder written by transformers' save_pretrained, with its tokeniser
 
     `seed` and `normalise` are options of sosie's and of the libraries' models, others go to the architecture:
-    `tiny10(seed=1, normalise='cifar')`. Files are looked for as given, then in the folders of SOSIE_WEIGHTS. The
-    global random state is left as found.
+    `tiny10(seed=1, normalise='cifar')`. Files are searched for as given, then in the folders of SOSIE_WEIGHTS. The
+    global random state does not change.
     """
     if not isinstance(spec, str) or not spec.strip():
         raise ValueError(f"a model specification is text such as 'tiny10@weights.safetensors', got {spec!r}")
     spec = spec.strip()
-    own, library = _FILE.fullmatch(spec), _LIBRARY.fullmatch(spec)
-    if own:
-        model, name, prepare, weights = _open_own(own["file"], own["rest"], seed)
+    file, library = _FILE.fullmatch(spec), _LIBRARY.fullmatch(spec)
+    if file:
+        model, name, prepare, weights = _open_file(file["file"], file["rest"], seed)
     elif library:
         model, name, prepare, weights = _open_library(library["library"], library["rest"], seed)
     else:
@@ -389,108 +356,107 @@ def _open_built_in(spec: str, seed: int) -> tuple[nn.Module, str, Prepare | None
     if suffix in (".safetensors", *TORCH_SUFFIXES, *PICKLE_SUFFIXES):
         raise ValueError(f"{call!r} names no architecture: write tiny10@{call}, or path/to/file.py:factory@{call}")
     name, options = parse_call(call)
-    entry, _ = find_architecture(name)
+    (_, _, ignore), _ = find_architecture(name)
     seed = options.pop("seed", seed)
     stated = options.pop("normalise", None)
     label = _label(name, options)
     if weights is None:
         with seeded(seed):
             model = build_model(name, options)
-        prepare = parse_normalisation(str(stated)) if stated else None
-        return model, f"{label}-seed{seed}", prepare, f"random weights (seed {seed})"
+        return model, f"{label}-seed{seed}", _parse(stated, spec), f"random weights (seed {seed})"
     path = find_file(weights, "SOSIE_WEIGHTS")
     state, metadata = read_weights(path)
-    state = masked_weights(state)
-    state = {key: value for key, value in state.items() if not key.startswith(entry.ignore)} if entry.ignore else state
+    state = {key: value for key, value in masked_weights(state).items() if not key.startswith(ignore)}
     with seeded(seed):
         model = build_model(name, options, state)
     fit_weights(model, state, source=str(path))
-    return model, _short_name(label, path), _parse(stated or metadata.get("normalise"), path), _from(path)
+    prepare = _parse(stated or metadata.get("normalise"), path)
+    return model, _short_name(label, path), prepare, f"weights of {path.name}"
 
 
-def _open_own(file: str, rest: str, seed: int) -> tuple[nn.Module, str, Prepare | None, str]:
+def _open_file(file: str, rest: str, seed: int) -> tuple[nn.Module, str, Prepare | None, str]:
     call, weights = _split(rest) if rest.strip() else ("", None)
     factory = load_factory(f"{file}:{call}")
     with _globally_seeded(seed):
-        made = factory()
-    model, prepare = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+        result = factory()
+    model, prepare = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     if not isinstance(model, nn.Module) or not (prepare is None or callable(prepare)):
-        got = f"({type(model).__name__}, {type(prepare).__name__})" if made is not model else type(made).__name__
+        pair = f"({type(model).__name__}, {type(prepare).__name__})"
+        got = type(result).__name__ if result is model else pair
         raise TypeError(f"{call} in {file} must return an nn.Module or (nn.Module, prepare), it returned {got}")
     if weights is None:
-        return model, f"{Path(file).stem}:{call}", prepare, ""  # only the factory knows where they are from
+        return model, f"{Path(file).stem}:{call}", prepare, ""  # only the factory knows the source of the weights
     path = find_file(weights, "SOSIE_WEIGHTS")
     metadata = load_weights(model, path)
-    return model, _short_name(call, path), prepare or _parse(metadata.get("normalise"), path), _from(path)
+    prepare = prepare or _parse(metadata.get("normalise"), path)
+    return model, _short_name(call, path), prepare, f"weights of {path.name}"
 
 
 def _open_library(library: str, rest: str, seed: int) -> tuple[nn.Module, str, Prepare | None, str]:
+    prepare: Prepare | None
     if library == "hf":
         with seeded(seed):
             model, prepare = open_hugging_face(rest)
-        return model, Path(rest).name or rest, prepare, _from(Path(rest))
+        return model, Path(rest).name or rest, prepare, f"weights of {Path(rest).name}"
     call, weights = _split(rest)
     name, options = parse_call(call)
     seed = options.pop("seed", seed)
     stated = options.pop("normalise", None)
+    if refused := options.keys() & {"weights", "pretrained", "checkpoint_path"}:
+        plain = f"{library}:{name}"
+        raise ValueError(
+            f"{plain}: weights are not an option ({min(refused)}): write {plain}@{LIBRARY_WEIGHTS} or @file"
+        )
     pretrained = weights == LIBRARY_WEIGHTS
     with seeded(seed):
         open_library = open_torchvision if library == "torchvision" else open_timm
-        model, own, exception = open_library(name, options, pretrained)
+        model, normalisation, exception = open_library(name, options, pretrained)
     label = f"{library}-{_label(name, options)}"
     if weights is None:
-        prepare = parse_normalisation(str(stated)) if stated else None
-        return model, f"{label}-seed{seed}", prepare, f"random weights (seed {seed}){exception}"
+        return model, f"{label}-seed{seed}", _parse(stated, rest), f"random weights (seed {seed}){exception}"
     if pretrained:
         random_part = f"{exception} (seed {seed})" if exception else ""
-        prepare = parse_normalisation(str(stated)) if stated else own
+        prepare = _parse(stated, rest) if stated else normalisation
         return model, label, prepare, f"{library}'s own weights{random_part}"
     path = find_file(weights, "SOSIE_WEIGHTS")
     metadata = load_weights(model, path)
-    known = stated or metadata.get("normalise")
-    return model, _short_name(name, path), _parse(known, path) if known else own, _from(path)
+    stated = stated or metadata.get("normalise")
+    return model, _short_name(name, path), _parse(stated, path) if stated else normalisation, f"weights of {path.name}"
 
 
 def _label(name: str, options: dict[str, Any]) -> str:
     return name + (f"({', '.join(f'{key}={value!r}' for key, value in options.items())})" if options else "")
 
 
-def _from(path: Path) -> str:
-    return f"weights of {path.name}"
-
-
 def _split(text: str) -> tuple[str, str | None]:
-    """`call` or `call@weights`."""
+    """Split `call` or `call@weights`."""
     match = _CALL.fullmatch(text)
     if match is None:
         raise ValueError(f"cannot read {text!r}: write name, name@weights or name(width=2)@weights.safetensors")
     return match["call"].strip(), match["weights"]
 
 
-def _parse(text: Any, path: Path) -> Prepare | None:
+def _parse(text: Any, source: str | Path) -> Prepare | None:
     try:
         return parse_normalisation(str(text)) if text else None
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+        raise ValueError(f"{source}: {error}") from error
 
 
 def _short_name(call: str, path: Path) -> str:
-    """The weights file's name, with the architecture in front where the file does not say it."""
+    """Return the name of the weights file, preceded by the architecture if the file does not contain it."""
     plain = call.partition("(")[0]
     known = plain.replace("_", "").replace("-", "").lower() in path.stem.replace("_", "").replace("-", "").lower()
     return path.stem if known and plain == call else f"{call}@{path.stem}"
 
 
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Draw what this thread takes from torch's global generators from its own, with this seed: the same numbers.
+def seeded(seed: int) -> AbstractContextManager[Any]:
+    """Seed what this thread draws from torch's global generators, without touching these.
 
-    The global generators are not touched: another thread may draw from them meanwhile.
+    The numbers are those that `torch.manual_seed` would give; another thread may draw from the global generators
+    meanwhile.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise ValueError(f"a seed is a whole number from 0 to 2**32 - 1, got {seed!r}")
-    with _OwnGenerators(seed):
-        yield
+    return _OwnGenerators(whole_number(seed, "seed", least=0, most=2**32 - 1))
 
 
 class _OwnGenerators(TorchDispatchMode):
@@ -501,7 +467,7 @@ class _OwnGenerators(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
-            given = next((each.device for each in args if isinstance(each, torch.Tensor)), kwargs.get("device"))
+            given = next((arg.device for arg in args if isinstance(arg, torch.Tensor)), kwargs.get("device"))
             device = torch.device("cpu" if given is None else given)
             if device.type != "meta" and _takes_generator(func.overloadpacket):
                 return func.overloadpacket(*args, **{**kwargs, "generator": self._of(device)})
@@ -519,9 +485,9 @@ _SEEDING = threading.RLock()
 
 @contextmanager
 def _globally_seeded(seed: int) -> Iterator[None]:
-    """Seed a user's own function, which may draw from NumPy and Python too, and set a seed itself.
+    """Seed a user's own function, which may draw from NumPy and Python too, or set a seed itself.
 
-    So the global states are set, for one model at a time, and restored; what another thread draws meanwhile comes from
+    This sets the global states, for one model at a time, and restores them; draws of other threads meanwhile come from
     this seed.
     """
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []

@@ -1,4 +1,4 @@
-"""Vision transformers, written out so that every part can be hooked; plain, and dropping tokens (DynamicViT)."""
+"""Vision transformers made of modules that can all be hooked: plain, and with dropped tokens (DynamicViT)."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from ..linalg import centred_grams, u_centred, widened
 from .specification import State, architecture, count_blocks, dimension, seeded
 
 HEAD_WIDTH = 64
-HIGHEST = 60.0  # what a dropped key's score may exceed the best kept one by: e^60 is far, and finite in float32
+HIGHEST = 60.0  # the most by which a dropped key's score exceeds the best kept one: e^60 is finite in float32
 
 
 class AttentionWeights(nn.Softmax):
-    """Softmax over the keys; with a policy, of the keys that it keeps.
+    """Softmax over the keys, or over the keys that a policy keeps.
 
-    `policy` (batch, tokens) is 1 for tokens that count and 0 for those that are dropped. A dropped token still sees
-    itself, so that it is computed as if it had stayed (Rao et al. 2021); kept tokens do not see it. The gradient with
-    respect to the policy is that of the quotient, where torch's own softmax of −inf would have none.
+    `policy` (batch, tokens) is 1 for kept and 0 for dropped tokens. A dropped token still sees itself, so it is
+    computed as if it had stayed (Rao et al. 2021); kept tokens do not see it. The gradient with respect to the policy
+    is that of the quotient; torch's softmax of −inf would have none.
     """
 
     def forward(self, scores: Tensor, policy: Tensor | None = None) -> Tensor:
         if policy is None:
             return super().forward(scores)
-        own = torch.eye(policy.shape[-1], dtype=policy.dtype, device=policy.device)
+        itself = torch.eye(policy.shape[-1], dtype=policy.dtype, device=policy.device)
         seen = policy[:, None, None, :]
-        seen = seen + (1 - seen) * own  # (batch, 1, queries, keys)
+        seen = seen + (1 - seen) * itself  # (batch, 1, queries, keys)
         best = scores.detach().masked_fill(seen.detach() == 0, -math.inf).amax(-1, keepdim=True)
-        # Above 0 are dropped keys only, which weigh 0 times this: without a bound that could be 0 times infinity.
+        # Only dropped keys are above 0; they are multiplied by 0, which the bound keeps from being 0 times infinity.
         raised = (scores - best).clamp(max=HIGHEST).exp() * seen
         return (raised / raised.sum(-1, keepdim=True)).to(scores.dtype)
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; `weights` gives the attention maps, `project` takes the mixed values."""
+    """Multi-head self-attention; `weights` returns the attention maps, `project` takes the mixed values."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Attention(nn.Module):
         return self.project(mixed.transpose(1, 2).flatten(2))
 
     def _split(self, x: Tensor) -> Tensor:
-        """(batch, tokens, width) to (batch, heads, tokens, width / heads)."""
+        """Reshape (batch, tokens, width) to (batch, heads, tokens, width / heads)."""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
@@ -97,8 +97,8 @@ def _read_vit(state: State) -> dict[str, Any]:
 class VisionTransformer(nn.Module):
     """A vision transformer (Dosovitskiy et al. 2021) for CIFAR; heads of width 64, MLPs four times as wide.
 
-    patches, a class token and learned positions, `blocks.N`, norm, and a head on the class token. The number of heads
-    cannot be read from a weights file: give it where it is not width / 64.
+    patches, a class token and learned positions, `blocks.N`, norm, and a head on the class token. A weights file does
+    not contain the number of heads: give it unless it is width / 64.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class VisionTransformer(nn.Module):
         return self.answer(self.blocks(self.embed(x)))
 
     def embed(self, x: Tensor) -> Tensor:
-        """Images to tokens (batch, 1 + patches, width), the class token first."""
+        """Turn images into tokens (batch, 1 + patches, width), the class token first."""
         tokens = self.patches(x).flatten(2).transpose(1, 2)
         if tokens.shape[1] + 1 != self.positions.shape[1]:
             raise ValueError(
@@ -143,7 +143,7 @@ class VisionTransformer(nn.Module):
         return torch.cat([self.class_token.expand(len(x), -1, -1), tokens], 1) + self.positions
 
     def answer(self, tokens: Tensor) -> Tensor:
-        """Logits from the class token of the last block."""
+        """Return the logits from the class token of the last block."""
         return self.head(self.norm(tokens)[:, 0])
 
 
@@ -151,26 +151,25 @@ vit = VisionTransformer
 
 
 def initialise_linear(model: nn.Module) -> None:
-    """Small normal weights and no biases, as vision transformers start."""
+    """Initialise linear layers with small normal weights and zero biases, as is usual for vision transformers."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             nn.init.trunc_normal_(module.weight, std=0.02)
             nn.init.zeros_(module.bias)
 
 
-# Which tokens of a vision transformer stay: a predictor, a draw for training, and likeness between tokens
+# Which tokens of a vision transformer are kept: a predictor, a draw for training, and similarity between tokens
 
-SAME = 8  # roundings of the first image's token within which tokens that differ do not differ
-NOTHING_LEFT = 1e-12  # share of ‖K‖² that is rounding once its diagonal is taken off
+SAME = 8  # rounding errors of the first image's token within which tokens count as equal
+NOTHING_LEFT = 1e-12  # share of ‖K‖² without its diagonal that is only rounding
 
 
 class TokenGates(nn.Module):
-    """Whether each token stays (batch, tokens) at a stage, from its own features and the mean of those still there.
+    """Predict whether each token (batch, tokens) stays at a stage, from its features and the mean of the kept tokens.
 
-    The predictors of DynamicViT (Rao et al. 2021), one per stage. They return log π, π being the probability to keep
-    the token, or with `drawing` 1 or 0, drawn from π and multiplied by the earlier decisions `kept`. The mean is over
-    kept tokens, and 0 where none is left. All stages are one module, called once per stage, so that the sites that are
-    compared or penalised by default are the blocks.
+    These are the predictors of DynamicViT (Rao et al. 2021), one per stage. They return log π, the log probability to
+    keep the token, or with `drawing` 1 or 0, drawn from π and multiplied by the earlier decisions `kept`. The mean is 0
+    if no token is left. All stages are one module, called once per stage, so that the default sites are the blocks.
     """
 
     def __init__(self, width: int, stages: Sequence[int]) -> None:
@@ -191,34 +190,34 @@ class TokenGates(nn.Module):
             count = kept.sum(1)[:, None, None]
             mean = (shared * kept[..., None]).sum(1, keepdim=True) / torch.where(count > 0, count, 1)
         both = torch.cat([local, mean.to(local.dtype).expand(-1, tokens.shape[1], -1)], -1)
-        # Of dropping and of keeping.
+        # The first of dropping, the second of keeping.
         log_probabilities = functional.log_softmax(widened(self.decide[str(stage)](both)), -1)
         return draw(log_probabilities, kept) if drawing else log_probabilities[..., 1]
 
 
 def draw(log_probabilities: Tensor, before: Tensor | None = None) -> Tensor:
-    """Keep decisions (batch, tokens), exactly 0 or 1, drawn with Gumbel noise; gradients are those of the soft draw.
+    """Draw decisions (batch, tokens), exactly 0 or 1, with Gumbel noise; gradients are those of the soft draw.
 
-    `before`, earlier decisions, is multiplied in: what was dropped stays dropped. Random numbers are torch's, as those
-    of dropout are, so that checkpointing, compiling and recorded graphs repeat them.
+    They are multiplied by the earlier decisions `before`, so dropped tokens stay dropped. Random numbers are torch's,
+    as for dropout, so that checkpointing, compiling and recorded graphs repeat them.
     """
     soft = functional.gumbel_softmax(log_probabilities, dim=-1)[..., 1]
-    # Added as a difference: 0 to the last bit, where hard − soft + soft would be 1 but for rounding.
+    # The difference is exactly 0, whereas hard − soft + soft would only be near 1.
     drawn = (soft >= 0.5).to(soft.dtype) + (soft - soft.detach())
     return drawn if before is None else drawn * before
 
 
 def token_cka(tokens: Tensor, *, debiased: bool = True) -> Tensor:
-    """CKA of each two tokens (tokens, tokens), whose rows are the images: tokens is (images, tokens, width).
+    """Return the CKA of all pairs of tokens (tokens, tokens) from (images, tokens, width); the rows are the images.
 
-    `debiased` is 0 on average for tokens that have nothing in common; otherwise it is linear CKA, which few images push
-    towards 1. Products are float64; memory is tokens × images².
+    The debiased CKA is 0 on average for unrelated tokens; linear CKA grows towards 1 with few images. Products are
+    float64; memory is tokens × images².
     """
     images, least = tokens.shape[0], 4 if debiased else 3
     if tokens.ndim != 3 or images < least:
         kind = "debiased" if debiased else "linear"
         raise ValueError(
-            f"{kind} CKA between tokens needs (images, tokens, width) with {least} images at least, "
+            f"{kind} CKA between tokens needs (images, tokens, width) with at least {least} images, "
             f"got {tuple(tokens.shape)}"
         )
     grams = centred_grams(tokens.transpose(0, 1).double())
@@ -229,44 +228,44 @@ def token_cka(tokens: Tensor, *, debiased: bool = True) -> Tensor:
         whole, grams = grams.square().sum((1, 2)), u_centred(grams)
         varies = varies & (grams.square().sum((1, 2)) > NOTHING_LEFT * whole)
     if not bool(spread.isfinite().all()):
-        raise ValueError("tokens have values that are NaN or infinite: look for such values in the images or the model")
+        raise ValueError("tokens are NaN or infinite: look for such values in the images or the model")
     if not bool(varies.all()):
         still = (~varies).nonzero().flatten().tolist()
         raise ValueError(
-            f"tokens {still[:5]} are the same for all {images} images, so that they have no CKA: choose a later stage "
-            "(after a block, every token has seen the others) or other images"
+            f"tokens {still[:5]} are the same for all {images} images, so they have no CKA: choose a later stage "
+            "(after a block every token has seen the others) or other images"
         )
     flat = functional.normalize(grams.flatten(1), dim=1)
     return flat @ flat.T
 
 
 def mean_of_others(likeness: Tensor) -> Tensor:
-    """The mean likeness (tokens,) of each token to the others, itself left out."""
+    """Return the mean similarity (tokens,) of each token to the others."""
     return (likeness.sum(1) - likeness.diagonal()) / (len(likeness) - 1)
 
 
 def eq13(probability: Tensor, tokens: Tensor) -> Tensor:
-    """π − Σ_{j≠i} CKA(Xᵢ, Xⱼ) as printed: (batch, tokens) from (batch, tokens) and (batch, tokens, width).
+    """Return π − Σ_{j≠i} CKA(Xᵢ, Xⱼ) as printed, (batch, tokens) from (batch, tokens) and (batch, tokens, width).
 
-    It is not a probability: the sum grows with the number of tokens, so that it is far below 0 and π hardly counts; and
-    it depends on the batch, so that what is dropped from an image depends on the images beside it.
+    This is not a probability: the sum grows with the number of tokens, so the result is far below 0 and π hardly
+    matters. It also depends on the batch, so the tokens dropped from an image depend on the other images.
     """
     likeness = token_cka(tokens, debiased=False)
     return probability - (likeness.sum(1) - likeness.diagonal()).to(probability.dtype)
 
 
-# A vision transformer that drops tokens on the way (DynamicViT, Rao et al. 2021)
+# A vision transformer that drops tokens (DynamicViT, Rao et al. 2021)
 
 Rule = Literal["learned", "cka", "eq13"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 
 
 def _check_extra(state: Tensor) -> None:
-    """Raise for an extra state that no DynamicViT wrote."""
+    """Raise for an extra state that is not a DynamicViT's."""
     if state.shape != (5,) or not bool(state.isfinite().all()) or state[2] not in range(len(RULES)):
         raise ValueError(
-            f"_extra_state is {state.flatten()[:6].tolist()}, where a dynamic_vit keeps five numbers: keep, gamma, the "
-            "number of its rule, heads and calibration images; was the file made by another version?"
+            f"_extra_state is {state.flatten()[:6].tolist()}, but a dynamic_vit saves five numbers: keep, gamma, the "
+            "number of its rule, heads and calibration images; was the file saved by another version?"
         )
 
 
@@ -284,16 +283,16 @@ def _read_dynamic_vit(state: State) -> dict[str, Any]:
 
 @architecture(_read_dynamic_vit, name="dynamic_vit")
 class DynamicViT(VisionTransformer):
-    """A `vit` that drops tokens before the blocks of `stages`, each time all but a share `keep` of those it had.
+    """A `vit` that before the blocks of `stages` keeps a share `keep` of the tokens and drops the others.
 
-    Stages are block numbers from 0; by default a quarter, half and three quarters of the depth. `rule` says what is
-    kept in evaluation: the tokens with the highest keep probability π ("learned"), π − gamma × the token's mean CKA
-    with the others, from a calibration ("cka"), or Eq. 13 of the CKA-SR appendix as printed ("eq13").
+    Stages are block numbers from 0; by default a quarter, half and three quarters of the depth. In evaluation the
+    tokens with the highest scores by `rule` stay: the keep probability π ("learned"), π − gamma × the token's mean CKA
+    with the others in a calibration ("cka"), or Eq. 13 of the CKA-SR appendix as printed ("eq13").
 
-    In training a gate draws which tokens stay, and the others are masked from attention; in evaluation the tokens with
-    the highest scores stay, `counts` of them for every image, and the others are removed. The class token always stays.
-    With keep=1 and the same weights this is the plain network. `keep`, `rule` and `gamma` may be set anew between
-    forwards. `likeness` (stages, patches) is what `calibrate_tokens` measured.
+    In training a gate draws which tokens stay, and the others are masked from attention; in evaluation `counts` tokens
+    of every image stay, and the others are removed. The class token always stays. With keep=1 and the same weights this
+    is the plain network. `keep`, `rule` and `gamma` may change between forwards. `likeness` (stages, patches) holds the
+    measurement of `calibrate_tokens`.
     """
 
     def __init__(
@@ -323,15 +322,17 @@ class DynamicViT(VisionTransformer):
         self.gates = TokenGates(width, stages)
         self.register_buffer("likeness", torch.zeros(len(self.stages), self.patch_count))
         self.likeness: Tensor
-        self.calibrated_on = 0  # images that `likeness` rests on
+        self.calibrated_on = 0  # the number of images behind `likeness`
         initialise_linear(self.gates)
         self._check()
 
     def _check(self) -> None:
-        positive(self.keep, "keep", most=1, why="the share of tokens that each stage lets pass")
+        positive(self.keep, "keep", most=1, why="the share of tokens that each stage keeps")
         one_of(self.rule, "rule", RULES)
         if not math.isfinite(self.gamma):
-            raise ValueError(f"gamma={self.gamma!r}: how much likeness weighs against the probability, a finite number")
+            raise ValueError(
+                f"gamma must be a finite number, got {self.gamma!r}: it weighs similarity against probability"
+            )
         if not min(self.counts.values()):
             raise ValueError(
                 f"keep={self.keep} leaves none of {self.patch_count} patches after {len(self.stages)} stages: "
@@ -340,8 +341,8 @@ class DynamicViT(VisionTransformer):
 
     @property
     def counts(self) -> dict[int, int]:
-        """Patches that stay from each stage on: ⌊keep^s × patches⌋ from the s-th."""
-        share = Fraction(str(self.keep))  # of the decimal: 0.7² of 100 is 49, and not what binary fractions make of it
+        """The number of patches from each stage on: ⌊keep^s × patches⌋ from the s-th."""
+        share = Fraction(str(self.keep))  # exact in decimals, so that 0.7² of 100 is 49
         return {stage: int(share**s * self.patch_count) for s, stage in enumerate(self.stages, 1)}
 
     def forward(self, x: Tensor) -> Tensor:
@@ -351,14 +352,14 @@ class DynamicViT(VisionTransformer):
 
     @torch.no_grad()
     def kept_positions(self, x: Tensor) -> dict[int, Tensor]:
-        """Which patches (batch, count) stay at each stage in evaluation, numbered as they lie in the image."""
+        """Return the patches (batch, count) that stay at each stage in evaluation, numbered by place in the image."""
         self._check()
-        found: dict[int, Tensor] = {}
-        self._removed(self.embed(x), found)
-        return found
+        kept: dict[int, Tensor] = {}
+        self._removed(self.embed(x), kept)
+        return kept
 
     def _masked(self, tokens: Tensor) -> Tensor:
-        """Every token stays in place; those that were dropped are seen by no other."""
+        """Run the blocks on all tokens, with dropped ones masked from attention."""
         kept = policy = None
         for number, block in enumerate(self.blocks):
             if self._drops_at(number):
@@ -367,8 +368,8 @@ class DynamicViT(VisionTransformer):
             tokens = block(tokens, policy)
         return tokens
 
-    def _removed(self, tokens: Tensor, found: dict[int, Tensor]) -> Tensor:
-        """Only the tokens that stay go on, in the order they have in the image; `found` receives which."""
+    def _removed(self, tokens: Tensor, kept: dict[int, Tensor]) -> Tensor:
+        """Run the blocks on the remaining tokens in the order of the image; `kept` receives their numbers."""
         positions = torch.arange(self.patch_count, device=tokens.device).expand(len(tokens), -1)
         for number, block in enumerate(self.blocks):
             if self._drops_at(number):
@@ -377,7 +378,7 @@ class DynamicViT(VisionTransformer):
                 chosen = order[:, : self.counts[number]].sort(1).values
                 left = patches.gather(1, chosen[..., None].expand(-1, -1, patches.shape[-1]))
                 tokens, positions = torch.cat([tokens[:, :1], left], 1), positions.gather(1, chosen)
-                found[number] = positions
+                kept[number] = positions
             tokens = block(tokens)
         return tokens
 
@@ -387,17 +388,17 @@ class DynamicViT(VisionTransformer):
     def _scores(self, stage: int, patches: Tensor, positions: Tensor) -> Tensor:
         log_probability = self.gates(patches, stage)
         if self.rule == "learned":
-            return log_probability  # ordered like π, which rounds to 1 where gates are sure
+            return log_probability  # in the order of π, which rounds to 1 where gates are sure
         if self.rule == "eq13":
             return eq13(log_probability.exp(), patches)
         if not self.calibrated_on:
             raise ValueError(
-                "rule='cka' needs to know how alike tokens are: call sosie.train.calibrate_tokens(model, images)"
+                "rule='cka' needs the similarity of tokens: call sosie.train.calibrate_tokens(model, images)"
             )
-        alike = self.likeness[self.stages.index(stage)]
-        return log_probability.exp() - self.gamma * alike[positions]
+        likeness = self.likeness[self.stages.index(stage)]
+        return log_probability.exp() - self.gamma * likeness[positions]
 
-    # Options that a file of weights keeps; those that were stated when the network was built win.
+    # Options saved with the weights; options stated when the network is built take precedence.
 
     def get_extra_state(self) -> Tensor:
         options = [self.keep, self.gamma, RULES.index(self.rule), self.heads, self.calibrated_on]
@@ -420,13 +421,15 @@ def with_dynamic_tokens(
     *,
     seed: int = 0,
 ) -> DynamicViT:
-    """A dynamic copy of a plain `vit`, trained or not: its weights, and gates at random from `seed`."""
+    """Return a dynamic copy of a plain `vit`, trained or not, with random gates from `seed`."""
     if not isinstance(model, VisionTransformer):
         raise TypeError(f"need one of sosie's vision transformers (vit), got {type(model).__name__}")
     state = model.state_dict()
     options = {**_read_dynamic_vit(state), "keep": keep, "stages": stages, "rule": rule, "gamma": gamma}
     with seeded(seed):
-        made = DynamicViT(**{**options, "heads": model.heads})
-    own = {name: value for name, value in state.items() if not name.startswith(("gates.", "likeness", "_extra_state"))}
-    made.load_state_dict({**made.state_dict(), **own})
-    return made.to(model.positions).train(model.training)
+        dynamic = DynamicViT(**{**options, "heads": model.heads})
+    plain = {
+        name: value for name, value in state.items() if not name.startswith(("gates.", "likeness", "_extra_state"))
+    }
+    dynamic.load_state_dict({**dynamic.state_dict(), **plain})
+    return dynamic.to(model.positions).train(model.training)

@@ -1,4 +1,4 @@
-"""Weights from a file into a model: never unpickled, and with an error that lists whatever does not fit."""
+"""Load weights from a file into a model without unpickling; an error lists everything that does not fit."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from ..checks import listed
 from ..files import DamagedFile, check_hash
 
 TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib", ".dill")
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 PREFIXES = ("module.", "_orig_mod.")  # left by DataParallel and torch.compile
-SHOWN = 8  # names listed of each kind of misfit
+SHOWN = 8  # names that an error lists of each kind
 
 WHY_NO_PICKLE = (
-    "loading a pickle can run any code, so sosie never does it. Where you trust the file, load it with the "
-    "program that wrote it and save the numbers alone: "
-    "safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')"
+    "loading a pickle can run any code, so sosie never does it. If you trust the file, load it with the program that "
+    "wrote it and save the tensors with safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')"
 )
 
 
 def read_weights(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a .safetensors, .pt or .pth file by name, and its metadata (empty for .pt and .pth)."""
+    """Return the tensors of a .safetensors, .pt or .pth file by name, and its metadata (empty for .pt and .pth)."""
     path = Path(path)
     if path.is_dir():
         inside = sorted(item.name for item in path.iterdir() if item.suffix in (".safetensors", *TORCH_SUFFIXES))
-        offer = f": {', '.join(inside[:SHOWN])}" if inside else ""
+        offer = f": {listed(inside, SHOWN)}" if inside else ""
         raise IsADirectoryError(f"{path} is a folder; name a weights file inside it{offer}")
     if not path.is_file():
         raise FileNotFoundError(f"no weights file {path}")
@@ -49,25 +49,25 @@ def read_weights(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
 
 
 def masked_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of a sparse model with its masks applied and removed.
+    """Return the weights of a sparse model with its masks applied and removed.
 
-    `weight_mask` beside `weight` is how sosie and beside `weight_orig` how torch.nn.utils.prune saves a mask.
+    sosie saves a mask as `weight_mask` beside `weight`, torch.nn.utils.prune beside `weight_orig`.
     """
-    found = dict(state)
+    weights = dict(state)
     for name in state:
-        own = name.removesuffix("_mask")
-        source = next((key for key in (f"{own}_orig", own) if key != name and key in state), None)
-        if own != name and source is not None and state[source].shape == state[name].shape:
-            found[own] = torch.where(state[name] != 0, state[source], 0)
-            for gone in {name, f"{own}_orig"} & set(found):
-                del found[gone]
-    return found
+        plain = name.removesuffix("_mask")
+        source = next((key for key in (f"{plain}_orig", plain) if key in state), None)
+        if plain != name and source is not None and state[source].shape == state[name].shape:
+            weights[plain] = torch.where(state[name] != 0, state[source], 0)
+            weights.pop(name, None)
+            weights.pop(f"{plain}_orig", None)
+    return weights
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> dict[str, str]:
-    """Fill the model from the file, every parameter and buffer, and return the file's metadata.
+    """Load every parameter and buffer of the model from the file, and return the file's metadata.
 
-    Only `num_batches_tracked` may be missing. Half-precision tensors take the type of what they fill. Masks of sparse
+    Only `num_batches_tracked` may be missing. Half-precision tensors take the type of the model's. Masks of sparse
     models are applied.
     """
     state, metadata = read_weights(path)
@@ -77,9 +77,9 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> dict[str, st
 
 
 def fit_weights(model: nn.Module, state: Mapping[str, Tensor], *, source: str) -> None:
-    """Fill the model from a state dict, or raise one error that lists everything that does not fit.
+    """Load a state dict into the model, or raise one error that lists everything that does not fit.
 
-    Of names that share one tensor (tied weights) one is enough: `safetensors.torch.save_model` keeps one.
+    Tied weights need only one of their names: `safetensors.torch.save_model` keeps one.
     """
     own = {name: value for name, value in model.state_dict().items() if _matters(name)}
     state = {name: value for name, value in state.items() if _matters(name)}
@@ -93,15 +93,15 @@ def fit_weights(model: nn.Module, state: Mapping[str, Tensor], *, source: str) -
         return
     lines = [f"{source} does not fit the model:"]
     if missing:
-        lines.append(f"  {len(missing)} missing in the file: {_listed(missing)}")
+        lines.append(f"  {len(missing)} missing in the file: {listed(missing, SHOWN)}")
     if unexpected:
-        lines.append(f"  {len(unexpected)} in the file but not in the model: {_listed(unexpected)}")
+        lines.append(f"  {len(unexpected)} in the file but not in the model: {listed(unexpected, SHOWN)}")
     if wrong:
         shapes = [f"{name} (model {_kind(own[name])}, file {_kind(state[name])})" for name in wrong]
-        lines.append(f"  {len(wrong)} of another shape or type: {_listed(shapes)}")
+        lines.append(f"  {len(wrong)} with a different shape or type: {listed(shapes, SHOWN)}")
     if len(missing) == len(own):
-        lines.append("  Not one name agrees: is this another architecture, or are the names prefixed?")
-    # The module that comes last in the model, where nothing but it and one module of the file disagree.
+        lines.append("  No name agrees: is this another architecture, or are the names prefixed?")
+    # The last module of the model, if only it and one module of the file disagree.
     head = list(own)[-1].rpartition(".")[0] if own else ""
     modules = {name.rpartition(".")[0] for name in missing + wrong}
     others = {name.rpartition(".")[0] for name in unexpected}
@@ -115,21 +115,16 @@ def _matters(name: str) -> bool:
 
 
 def _place(value: Any) -> object:
-    """A key that names of one tensor have in common."""
+    """Return a key that is the same for all names of one tensor."""
     if not isinstance(value, Tensor) or is_lazy(value):
         return id(value)
     return value.untyped_storage()._cdata, value.storage_offset(), value.shape, value.stride()
 
 
-def _differs(wanted: Any, found: Tensor) -> bool:
-    if not isinstance(wanted, Tensor) or is_lazy(wanted):
-        return False  # a lazy parameter takes whatever shape comes
-    return wanted.shape != found.shape or wanted.is_floating_point() != found.is_floating_point()
-
-
-def _listed(names: list[str]) -> str:
-    rest = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" … and {rest} more" if rest > 0 else "")
+def _differs(parameter: Any, tensor: Tensor) -> bool:
+    if not isinstance(parameter, Tensor) or is_lazy(parameter):
+        return False  # a lazy parameter takes any shape
+    return parameter.shape != tensor.shape or parameter.is_floating_point() != tensor.is_floating_point()
 
 
 def _kind(value: Any) -> str:
@@ -169,19 +164,19 @@ def _read_torch(path: Path) -> Any:
         raise DamagedFile(f"{path} is not a whole PyTorch file ({type(error).__name__}: {reason})") from error
 
 
-def _unwrap(found: Any, path: Path) -> dict[str, Tensor]:
-    """The state dict itself, out of the wrappers that training programs put around it."""
-    while isinstance(found, Mapping):
-        inner = [key for key in WRAPPERS if isinstance(found.get(key), Mapping)]
+def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:
+    """Return the state dict inside the wrappers of training programs."""
+    while isinstance(content, Mapping):
+        inner = [key for key in WRAPPERS if isinstance(content.get(key), Mapping)]
         if not inner:
             break
-        found = found[inner[0]]
-    if not isinstance(found, Mapping) or not found:
-        raise ValueError(f"{path} holds {type(found).__name__}, not a state dict: save model.state_dict()")
-    others = [f"{name} ({type(value).__name__})" for name, value in found.items() if not isinstance(value, Tensor)]
+        content = content[inner[0]]
+    if not isinstance(content, Mapping) or not content:
+        raise ValueError(f"{path} holds {type(content).__name__}, not a state dict: save model.state_dict()")
+    others = [f"{name} ({type(value).__name__})" for name, value in content.items() if not isinstance(value, Tensor)]
     if others:
-        raise ValueError(f"{path} is not a state dict; these entries are not tensors: {_listed(others)}")
-    state = {str(name): value for name, value in found.items()}
+        raise ValueError(f"{path} is not a state dict; these entries are not tensors: {listed(others, SHOWN)}")
+    state = {str(name): value for name, value in content.items()}
     for prefix in PREFIXES:
         if all(name.startswith(prefix) for name in state):
             state = {name.removeprefix(prefix): value for name, value in state.items()}

@@ -1,4 +1,4 @@
-"""Results made visible: a page, a terminal table, a figure. Reads results only, never a model."""
+"""Pages, terminal tables and figures of results. Reads results only, never a model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PAGES: dict[type, Callable[[Any], str]] = {
 def write_report(
     result: Comparison | Comparisons | Dynamics | Leaderboard | Answer, path: str | os.PathLike[str]
 ) -> Path:
-    """Write one self-contained HTML file about a comparison, all pairs of models, dynamics, or an answer of a zoo."""
+    """Write one self-contained HTML file for a comparison, all pairs of models, dynamics, or an answer of a zoo."""
     render = next((render for kind, render in _PAGES.items() if isinstance(result, kind)), None)
     if render is None:
         known = ", ".join(kind.__name__ for kind in _PAGES)

@@ -1,4 +1,4 @@
-"""Answers of a zoo, on the terminal and as a page: words, a table, and the points of a map."""
+"""Answers of a zoo on the terminal and as a page: a sentence, a table, and the points of a map."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _QUESTIONS = {
 
 
 def print_answer(answer: Answer, console: Console | None = None) -> None:
-    """A sentence, a table, below it the models that failed, and the notes."""
+    """Print a sentence, a table, the models that failed, and the notes."""
     console = console or Console()
     print_text(console, answer.sentence(), "bold")
     rows = [row for row in answer if not row.get("reason")]
-    failed = [row for row in answer if row.get("reason")]  # a reason is a sentence, which a cell has no room for
+    failed = [row for row in answer if row.get("reason")]  # a reason is a sentence, too long for a cell
     if rows:
         columns = [column for column in answer.table()[0] if column != "reason"]
         print_table(rows[:MOST_PRINTED], columns, console)
@@ -81,7 +81,7 @@ def _points(answer: Map) -> list[dict[str, Any]]:
 
 
 def _shown(value: Any) -> Any:
-    """A number as it is, anything else as text that does nothing."""
+    """A number as it is, anything else as safe text."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value
     return visible(text) if (text := cell(value)) else None

@@ -1,4 +1,4 @@
-"""Measures put to the test: a leaderboard on the terminal and as a page, and what measures cost."""
+"""The leaderboard of measures, on the terminal and as a page, and the cost of measures on the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .terminal import print_columns, print_text, safe_text
 from .words import flat, in_a_sentence, listed, note_on_weights, visible
 
 _SCRIPTS = ("table", "leaderboard", "leaderboard_figures", "leaderboard_page")
-WIDE = 100  # letters per line, below which the two set points are left out
+WIDE = 100  # letters per line below which the means of untrained and consecutive networks are left out
 _COLUMNS = (
     ("ρ", "spearman"),
     ("r", "pearson"),
@@ -27,7 +27,7 @@ _COLUMNS = (
 
 
 def print_leaderboard(board: Leaderboard, console: Console | None = None) -> None:
-    """The measures, best first, with the numbers that sum them up; then what went wrong, and for whom."""
+    """Print the measures, best first, with the numbers that sum them up; then failures."""
     console = console or Console()
     lines = sentences(board)
     print_text(console, lines[0], "bold")
@@ -53,14 +53,14 @@ def print_leaderboard(board: Leaderboard, console: Console | None = None) -> Non
 
 READING = (
     "ρ, r: mean correlation with agreement over kinds of pairs. AUC: consecutive checkpoints against untrained "
-    "networks (random, conv.: the mean value of either). moved: the farthest the value was moved while the function "
-    "stayed (0 best; 1 as of untrained networks). noticed: how far it moved while the function broke (1 best). "
-    "ms: for one pair alone."
+    "networks (random, conv.: the mean value of each). moved: the largest move of the value while the function stayed "
+    "the same (0 best; 1 as for untrained networks). noticed: its move when the function was broken (1 best). "
+    "ms: for one pair."
 )
 
 
 def sentences(board: Leaderboard) -> list[str]:
-    """Sentences that sum up the leaderboard; the first is the headline."""
+    """Sentences that sum up the leaderboard, the headline first."""
     ranked = [entry for entry in board if entry.correlation() is not None]
     scale, data = board.scale["name"], board.data
     setting = (
@@ -102,7 +102,7 @@ def _is_level(entry: Entry) -> bool:
 
 
 def _undefined(board: Leaderboard) -> list[str]:
-    """A sentence for each set of kinds of pairs that some measures are not defined for."""
+    """A sentence for each set of kinds of pairs for which some measures are not defined."""
     by_kinds: dict[tuple[str, ...], list[str]] = {}
     for entry in board:
         if entry.undefined:
@@ -170,13 +170,13 @@ def _number(value: float | None, digits: int) -> str:
     return f"{value:.{digits}f}" if abs(value) < 100 else f"{value:.0f}" if abs(value) < 1e5 else f"{value:.0e}"
 
 
-# What measures cost, on the terminal
+# The cost of measures
 
 _STEPS = ("", "k", "M", "G", "T", "P")
 
 
 def print_costs(costs: Costs, console: Console | None = None) -> None:
-    """A line for each measure and number of inputs, with its cost as a multiple of the cheapest."""
+    """Print a line for each measure and number of inputs, with its cost as a multiple of the cheapest."""
     console = console or Console()
     names = " and ".join(dict.fromkeys(visible(name) for name in costs.models))
     print_text(console, f"One pair of models ({names}), on {visible(costs.device)}", "bold")
@@ -201,7 +201,7 @@ def print_costs(costs: Costs, console: Console | None = None) -> None:
 
 
 def _explanations(costs: Costs) -> list[str]:
-    """What the numbers count."""
+    """Sentences on what the numbers count."""
     own = {cost.measure: cost for cost in costs}
     sites = sorted({cost.sites for cost in own.values()})
     lines = [

@@ -1,4 +1,4 @@
-"""One colour scale for page and plots: perceptually uniform, and "alike" always has the same hue."""
+"""The colour scale of page and plots: perceptually uniform, with the same hue for "alike" always."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from ..results import Estimate
 
-ROUNDING = 1e-6  # of the scale: what float32 does to a value
-_NEARLY_ZERO = -0.05  # an unbiased estimate of nothing scatters around 0; that does not count as negative
+ROUNDING = 1e-6  # of the scale: rounding in float32
+_NEARLY_ZERO = -0.05  # unbiased estimates of 0 scatter around it; values above this do not count as negative
 
 # From unlike to alike: ink blue, teal, green, gold, at equal distances from each other in OKLab (Ottosson 2020) along
 # the path through lightness, chroma, hue (0.27, 0.085, 290), (0.43, 0.095, 258), (0.59, 0.095, 208), (0.75, 0.125,
@@ -25,7 +25,7 @@ RAMP = [
 
 @dataclass(frozen=True)
 class Scale:
-    """The ends of the colours: `far` is the value of the unlike end, `alike` that of the other."""
+    """The values at the ends of the colours, unlike (`far`) and `alike`."""
 
     far: float
     alike: float
@@ -33,13 +33,13 @@ class Scale:
 
 
 def full_scale(values: Estimate) -> Scale:
-    """The scale a measure's bounds give, whatever the data, so that two pages can be laid side by side."""
+    """The scale of a measure's bounds, whatever the data, so that two pages can be compared."""
     finite = _finite(values.value)
     known = finite if values.same is None else [values.same, *finite]
     low, high = values.bounds
     if values.closer == "up":
         alike, least = max(known, default=1.0) if high is None else high, min(finite, default=0.0)
-        # Zero is where similarity ends; only a real negative value opens the rest of a scale that has one.
+        # A scale ends at 0 even if the bound is lower, unless a value is clearly negative.
         if low is not None and (low >= 0 or least < _NEARLY_ZERO):
             far = low
         else:
@@ -49,13 +49,13 @@ def full_scale(values: Estimate) -> Scale:
         far = _round_up(max(finite, default=alike + 1.0)) if high is None else high
     if abs(far - alike) <= ROUNDING * abs(alike):
         far = alike - (abs(alike) or 1.0) if values.closer == "up" else alike + (abs(alike) or 1.0)
-    # A value that rounding alone puts past the end of the scale does not count as clipped.
+    # A value past the end of the scale by rounding does not count as clipped.
     beyond = any((v - alike) / (far - alike) > 1 + 1e-9 for v in finite)
     return Scale(far, alike, beyond)
 
 
 def data_scale(values: Estimate) -> Scale:
-    """The scale from the least to the most alike value found; the full one where all are equal but for rounding."""
+    """The scale from the least to the most alike value; the full one if all are equal up to rounding."""
     finite, full = _finite(values.value), full_scale(values)
     if not finite or max(finite) - min(finite) <= ROUNDING * max(abs(full.alike - full.far), *map(abs, finite)):
         return full
@@ -68,7 +68,7 @@ def _finite(array: np.ndarray) -> list[float]:
 
 
 def _round_up(value: float) -> float:
-    """The next half of a power of ten's multiple, so that an open scale ends on a readable number."""
+    """The next multiple of half a power of ten, so that an open scale ends on a readable number."""
     if value <= 0:
         return value
     unit = 10.0 ** math.floor(math.log10(value)) / 2

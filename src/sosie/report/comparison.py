@@ -1,11 +1,11 @@
-"""Comparisons, on the terminal and as a page: sentences, tables of best matches, maps, and the caveats."""
+"""Comparisons on the terminal and as a page: sentences, tables of best matches, maps, and caveats."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -42,13 +42,13 @@ from .terminal import MOST_ROWS, NARROWEST, print_bullets, print_columns, print_
 from .words import extent, flat, in_a_sentence, listed, note_on_weights, shorten, size, visible
 
 MOST_CAVEATS = 12
-_UNCLEAR = "?"  # behind a value that is not distinguishable from chance; seen without colour, in any encoding
+_UNCLEAR = "?"  # after a value that is not distinguishable from chance; visible without colour, in any encoding
 
 
 def print_comparison(result: Comparison | Comparisons, console: Console | None = None, *, full: bool = False) -> None:
-    """Print a result: a sentence, a table of best matches and the caveats, for each measure.
+    """Print a sentence, a table of best matches and the caveats for each measure.
 
-    Long tables are cut in the middle unless `full`; of several models, `full` also prints each pair's tables.
+    Long tables are cut in the middle unless `full`; for several models, `full` also prints the tables of each pair.
     """
     console = console or Console()
     if isinstance(result, Comparison):
@@ -83,7 +83,7 @@ def _print_best_matches(result: Comparison, console: Console, full: bool) -> Non
         gap = 2 if len(heads) > 4 else 3
         shown = shown_rows(len(result.side_a.sites), full)
         rows = _matches(result, measure, shown, 3, console)
-        # Beside chance and intervals, one digit less where names would have to be cut for it.
+        # Beside chance and intervals, one digit fewer if names would have to be cut otherwise.
         plain = ["", "", *heads[2:]]
         small = np.nanmax(np.abs(summarise(result, measure).best), initial=0) < 0.1
         if gap == 2 and not small and table_width(plain, rows) > console.width:
@@ -101,7 +101,7 @@ def _print_best_matches(result: Comparison, console: Console, full: bool) -> Non
 def _matches(
     result: Comparison, measure: str, shown: Iterable[int | None], digits: int, console: Console
 ) -> list[list[str | Text]]:
-    """For each layer of A: its best match, the numbers beside it, and the value at the same depth."""
+    """A row for each layer of A: its best match, the numbers beside it, and the value at the same depth."""
     values, summary = result[measure], summarise(result, measure)
     rows: list[list[str | Text]] = []
     for i in shown:
@@ -117,7 +117,7 @@ def _matches(
 
 
 def _value(values: Estimate, i: int, j: int | None, digits: int) -> Text:
-    """Dimmed and marked where chance could have given it; the mark has its own column of letters."""
+    """A value, dimmed and marked if it is not distinguishable from chance; the mark has a column of its own."""
     chance = by_chance(values)
     text = number(float("nan") if j is None else values.value[i, j], digits)
     if chance is None:
@@ -127,7 +127,7 @@ def _value(values: Estimate, i: int, j: int | None, digits: int) -> Text:
 
 
 def _print_one_pair(result: Comparison, console: Console) -> None:
-    """One site on each side, as outputs have it: a line for each measure."""
+    """One site on each side, as for outputs: a line for each measure."""
     names = " and ".join(shorten(visible(side.name), 60) for side in (result.side_a, result.side_b))
     count = next(iter(result.values.values())).n
     print_text(console, f"{names}, {count:,} inputs", "bold")
@@ -158,7 +158,7 @@ def _print_models(result: Comparisons, console: Console, full: bool) -> None:
 
 
 def _print_matrix(result: Comparisons, measure: str, console: Console) -> None:
-    """Model by model, as many columns as fit; the page has them all."""
+    """The model by model matrix, with as many columns as fit; the page has all of them."""
     fitting = max((console.width - 24) // 12, 1)
     heads = [shorten(visible(name), 9) for name in result.names[:fitting]]
     more = [f"… {len(result.names) - fitting} more"] if len(result.names) > fitting else []
@@ -171,11 +171,11 @@ def _print_matrix(result: Comparisons, measure: str, console: Console) -> None:
 
 # Layers paired one to one, or shifts: a line for each, a column for each measure
 
-Column = tuple[str, list[str]]  # its title and cells
+Column = tuple[str, list[str]]  # the title and the cells
 
 
 def _print_in_order(result: Comparison, console: Console) -> None:
-    """The values of each pair, intervals where there is room, and every caveat once."""
+    """The values of each pair, intervals if they fit, and every caveat once."""
     print_text(console, sentence(result, next(iter(result.values))), "bold")
     pairs = zip(map(visible, result.sites_a), map(visible, result.sites_b), strict=True)
     sites = [a if a == b else f"{a} → {b}" for a, b in pairs]
@@ -184,19 +184,19 @@ def _print_in_order(result: Comparison, console: Console) -> None:
         columns = [
             column for k, name in enumerate(result.values) for column in _columns(result, name, intervals and not k)
         ]
-        room = console.width - min(longest, NARROWEST) - 3
-        if sum(map(_width, columns)) <= room:
+        width = console.width - min(longest, NARROWEST) - 3
+        if sum(map(_width, columns)) <= width:
             break
     else:
-        room = console.width - min(longest, max(NARROWEST, console.width // 3)) - 2
-    for some in _fitting(columns, room):
+        width = console.width - min(longest, max(NARROWEST, console.width // 3)) - 2
+    for some in _fitting(columns, width):
         rows = ([site, *(cells[k] for _, cells in some)] for k, site in enumerate(sites))
         print_columns(console, ["shift" if result.kind == "shifts" else "layer", *(title for title, _ in some)], rows)
     _print_caveats([result], console)
 
 
 def _columns(result: Comparison, name: str, intervals: bool) -> list[Column]:
-    """The values of a measure, and what chance gives where it was measured: some values mean nothing without."""
+    """The values of a measure, and chance if it was measured, without which some values mean nothing."""
     texts = [doubts(result[name], k, k) for k in range(len(result.sites_a))]
     cells = [number(value) for value in np.diag(result[name].value)]
     if intervals and "interval" in texts[0]:
@@ -213,7 +213,7 @@ def _width(column: Column) -> int:
 
 
 def _fitting(columns: list[Column], width: int) -> Iterator[list[Column]]:
-    """As many at a time as fit into a table: half a number would pass for a whole one."""
+    """Groups of as many columns as fit into a table, since a cut number would look whole."""
     some: list[Column] = []
     for column in columns:
         if some and sum(map(_width, (*some, column))) > width:
@@ -223,14 +223,14 @@ def _fitting(columns: list[Column], width: int) -> Iterator[list[Column]]:
     yield some
 
 
-# Transfer scores: layers and models, those with least to adapt first
+# Transfer scores: layers and models, those with the least to adapt first
 
 _LEAST = "smallest mean_embedding first: least to adapt"
 _SCORES = [name.replace("_", "\n") for name in TRANSFER]
 
 
 def _print_mean_scores(result: Comparisons, console: Console) -> None:
-    """A line for each model."""
+    """A line for each model: means over layers."""
     ranked = least_first(result)
     print_text(console, sentence_of_all(result, MEAN_EMBEDDING), "bold")
     several = len({c.side_b.name for c in ranked}) > 1
@@ -271,7 +271,7 @@ def _digits(value: float) -> str:
 
 
 def _print_caveats(results: Iterable[Comparison], console: Console) -> None:
-    """Every caveat once, with the measures that it is about; of transfer scores also the layers."""
+    """Every caveat once, with its measures; for transfer scores also the layers."""
     abouts: dict[str, dict[str, None]] = {}
     for result in results:
         for name in result.values:
@@ -282,11 +282,11 @@ def _print_caveats(results: Iterable[Comparison], console: Console) -> None:
     print_bullets(console, [f"{text} ({', '.join(about)})" for text, about in abouts.items()], "yellow")
 
 
-# Sentences and caveats, in which every name is safe to show
+# Sentences and caveats, with names made safe to show
 
 
 def sentence(comparison: Comparison, measure: str) -> str:
-    """A sentence that sums up a measure, safe to show."""
+    """A sentence that sums up a measure."""
     return visible(summarise(_speakable(comparison), measure).sentence)
 
 
@@ -295,14 +295,14 @@ def _speakable(comparison: Comparison) -> Comparison:
     sides = []
     for side in (comparison.side_a, comparison.side_b):
         sites = tuple(map(in_a_sentence, side.sites))
-        if len(set(sites)) < len(set(side.sites)):  # a name must still tell its layer from the others
+        if len(set(sites)) < len(set(side.sites)):  # names must stay distinct
             sites = tuple(map(visible, side.sites))
         sides.append(replace(side, name=in_a_sentence(side.name), sites=sites))
     return replace(comparison, side_a=sides[0], side_b=sides[1])
 
 
 def sentence_of_all(comparisons: Comparisons, measure: str) -> str:
-    """A sentence on which two of several models are most alike, and which least."""
+    """A sentence on which two of several models are the most alike, and which the least."""
     if comparisons.kind == "transfer":
         return visible(transfer_sentence_of_all([_speakable(comparison) for comparison in comparisons], measure))
     matrix = comparisons.matrix(measure)
@@ -330,16 +330,16 @@ def shared_measures(comparisons: Comparisons) -> list[str]:
 
 @dataclass(frozen=True)
 class CaveatGroup:
-    """Caveats with the same words; `where` holds (row, column), None standing for all of them."""
+    """Caveats with the same text; `where` holds (row, column), with None for all."""
 
     text: str
     where: tuple[tuple[int | None, int | None], ...]
-    reach: str  # how many pairs of layers it concerns, in words
+    reach: str  # the number of pairs of layers it concerns, in words
     everywhere: bool
 
 
 def caveat_groups(comparison: Comparison, measure: str) -> list[CaveatGroup]:
-    """The caveats of a measure, each text once, in the order they were given."""
+    """The caveats of a measure, each text once, in their order."""
     rows, columns = _places(comparison.side_a), _places(comparison.side_b)
     grouped: dict[str, list[tuple[int | None, int | None]]] = {}
     for caveat in comparison[measure].caveats:
@@ -365,23 +365,21 @@ def _places(side: Side) -> dict[str, list[int]]:
     return places
 
 
-# What the page shows, as plain data: names once, numbers packed, caveats grouped
+# The data of the page: names once, numbers packed, caveats grouped
 
-MOST_NUMBERS = 1_000_000  # about 5 MB; beyond it a page of many models leaves intervals and chance out, and says so
-_SPARED = ("low", "high", "null", "null_spread")  # what is then left out; p stays, it decides how a cell looks
+MOST_NUMBERS = 1_000_000  # about 5 MB; beyond it a page of many models leaves out intervals and chance, and says so
+_SPARED = ("low", "high", "null", "null_spread")  # these are then left out; p stays, since it decides how a cell looks
 _DOUBT = (*_SPARED, "p", "p_search")
 
-# What is shuffled where no rows are paired, by the rule that makes the rows
+# What is shuffled for chance if no rows are paired, by the row rule
 _SHUFFLED = {
     "entries of the input": "shuffled entries of the input give, or shuffled weights if these were drawn",
     TENSORS: "shuffled weights give",
 }
 
-T = TypeVar("T", bound=Hashable)
-
 
 def contents(result: Comparison | Comparisons) -> dict[str, Any]:
-    """Everything the page's script reads."""
+    """The data that the page's script reads."""
     many = isinstance(result, Comparisons)
     pairs = list(result.pairs.items()) if isinstance(result, Comparisons) else [((0, 1), result)]
     brief = many and _numbers(pairs) > MOST_NUMBERS
@@ -389,17 +387,19 @@ def contents(result: Comparison | Comparisons) -> dict[str, Any]:
     records: dict[tuple[tuple[str, str], ...], int] = {}
     pairs_shown = []
     for (i, j), comparison in pairs:
-        sides_of = (comparison.side_a, comparison.side_b)
+        record = tuple(flat(comparison.provenance)) if comparison.provenance else ()
         pairs_shown.append(
             {
                 "i": i,
                 "j": j,
-                "a": _number_of(comparison.side_a, sides),
-                "b": _number_of(comparison.side_b, sides),
+                "a": sides.setdefault(comparison.side_a, len(sides)),
+                "b": sides.setdefault(comparison.side_b, len(sides)),
                 "title": title(comparison),
                 "chance": _SHUFFLED.get(comparison.rows_rule, "the measure gives when rows are paired at random"),
-                "layers": [len(layers(side.sites, comparison.rows_rule)) for side in sides_of],
-                "provenance": _number_of(tuple(flat(comparison.provenance)) if comparison.provenance else (), records),
+                "layers": [
+                    len(layers(side.sites, comparison.rows_rule)) for side in (comparison.side_a, comparison.side_b)
+                ],
+                "provenance": records.setdefault(record, len(records)),
                 "measures": [_measure(comparison, name, brief) for name in comparison.values],
                 "inOrder": in_order(comparison),
                 "shifted": comparison.kind == "shifts",
@@ -447,28 +447,25 @@ def _measure(comparison: Comparison, name: str, brief: bool) -> dict[str, Any]:
         ],
         **reading(values),
     }
-    given = {kind: getattr(values, kind) for kind in _DOUBT if getattr(values, kind) is not None}
-    shown["dropped"] = [kind for kind in given if brief and kind in _SPARED]
-    shown.update({kind: packed(array) for kind, array in given.items() if kind not in shown["dropped"]})
+    arrays = {kind: getattr(values, kind) for kind in _DOUBT if getattr(values, kind) is not None}
+    shown["dropped"] = [kind for kind in arrays if brief and kind in _SPARED]
+    shown.update({kind: packed(array) for kind, array in arrays.items() if kind not in shown["dropped"]})
     shown["correction"] = None if by_chance(values) is None else correction(values)
     shown["calibrated"] = None if "null" in shown["dropped"] else _calibrated(values)
     return shown
 
 
 def _stitched(comparison: Comparison) -> dict[str, Any] | None:
-    """The index of the measure that says how the stitched networks do, and of those drawn beside it."""
-    does, names = headline(comparison), list(comparison.values)
-    if does is None:
+    """The index of the main measure of stitched networks, and of the measures drawn beside it."""
+    if (main := headline(comparison)) is None:
         return None
-    says = [name for name in indices(comparison) if comparison[name].closer == "up"]
-    return {
-        "does": names.index(does),
-        "says": [names.index(name) for name in says],
-    }
+    names = list(comparison.values)
+    beside = [names.index(name) for name in indices(comparison) if comparison[name].closer == "up"]
+    return {"does": names.index(main), "says": beside}
 
 
 def _counted(comparison: Comparison, name: str) -> tuple[str, str]:
-    """The term and the number of what the values of a measure rest on."""
+    """The name and the number of the inputs, numbers or rows that the values of a measure rest on."""
     n, rule = comparison[name].n, comparison.rows_rule
     if comparison.kind == "stitching" and name not in indices(comparison):
         return "Inputs", f"{n:,}, each answered once"
@@ -478,7 +475,7 @@ def _counted(comparison: Comparison, name: str) -> tuple[str, str]:
 
 
 def _calibrated(values: Estimate) -> dict[str, Any] | None:
-    """How to read the scores, which the page computes from value and chance."""
+    """How to read the calibrated scores, which the page computes from value and chance."""
     score = values.score
     if score is None or not np.isfinite(score).any():
         return None
@@ -495,7 +492,7 @@ def _models(result: Comparisons) -> list[dict[str, Any]]:
 
 
 def between_models(result: Comparisons, measure: str) -> Estimate:
-    """The model by model matrix, with the measure's facts; means over layers have no interval and no p."""
+    """The model by model matrix with the facts of the measure; means over layers have no interval and no p."""
     nothing: dict[str, Any] = dict.fromkeys((*_DOUBT, "block_error"))
     return replace(next(iter(result))[measure], value=result.matrix(measure), caveats=(), **nothing)
 
@@ -507,10 +504,6 @@ def _side(side: Side) -> dict[str, Any]:
         "shapes": [size(shape) for shape in side.shapes],
         "widths": list(side.widths),
     }
-
-
-def _number_of(item: T, seen: dict[T, int]) -> int:
-    return seen.setdefault(item, len(seen))
 
 
 def _numbers(pairs: list[tuple[tuple[int, int], Comparison]]) -> int:

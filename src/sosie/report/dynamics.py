@@ -1,4 +1,4 @@
-"""Dynamics: a table on the terminal, and a page with a slider."""
+"""Dynamics on the terminal and as a page with a slider."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .words import extent, flat, in_a_sentence, listed, note_on_weights, visible
 
 _SCRIPTS = ("scale", "chance", "table", "dynamics_curves", "dynamics_maps", "dynamics_page")
 BARS, PLAIN_BARS = "▁▂▃▄▅▆▇█", ".:-=+*%#"
-SPARK = 24  # letters that a small curve takes, at most
+SPARK = 24  # most letters of a small curve
 CURVE = "to the end"
-RULES = {
+SETTLED = {
     "up": "Settled: the first step from which the similarity to the last state stays at or above the threshold.",
-    "down": "Settled: the first step from which the distance to the last state stays at or below what the threshold "
-    "leaves of the distance between the first state and the last (0.99: a hundredth).",
+    "down": "Settled: the first step from which the distance to the last state stays at or below the share of the "
+    "distance between the first state and the last that the threshold leaves (0.99: a hundredth).",
 }
 
 
 def print_dynamics(dynamics: Dynamics, console: Console | None = None, *, full: bool = False) -> None:
-    """A sentence and a table for each measure: when each site settles, and how alike each time is to the last."""
+    """Print a sentence and a table for each measure: when each site settles, and each time's value with the last."""
     console = console or Console()
     for k, measure in enumerate(dynamics.values):
         if k:
@@ -35,7 +35,7 @@ def print_dynamics(dynamics: Dynamics, console: Console | None = None, *, full: 
         print_text(console, sentence(dynamics, measure), "bold")
         _print_table(dynamics, measure, console, full)
         if not dynamics.two_runs:
-            print_text(console, RULES[dynamics[measure].closer], "dim")
+            print_text(console, SETTLED[dynamics[measure].closer], "dim")
         print_bullets(console, _caveats(dynamics, measure), "yellow")
     print_text(console, note_on_weights(dynamics.provenance), "yellow")
 
@@ -59,7 +59,7 @@ def _print_table(dynamics: Dynamics, measure: str, console: Console, full: bool)
 
 
 def _ends(ends: np.ndarray, closer: str) -> tuple[float, float]:
-    """The least and the most alike value of a table, so that small curves can be held against each other."""
+    """The least and the most alike value of a table, so that its small curves have one scale."""
     known = ends[np.isfinite(ends)]
     if not known.size:
         return 0.0, 1.0
@@ -68,7 +68,7 @@ def _ends(ends: np.ndarray, closer: str) -> tuple[float, float]:
 
 
 def sparkline(values: np.ndarray, far: float, near: float, bars: str = BARS, most: int = SPARK) -> str:
-    """One letter per time, higher being nearer; at most so many of them, at even distances."""
+    """One letter per time, higher if nearer; at most `most` times at even distances."""
     picked = values[np.unique(np.linspace(0, len(values) - 1, min(most, len(values))).round().astype(int))]
     if math.isclose(far, near, rel_tol=1e-5):  # apart by rounding alone
         return "".join(bars[-1] if np.isfinite(v) else " " for v in picked)
@@ -88,9 +88,9 @@ def sentence(dynamics: Dynamics, measure: str) -> str:
         near, far = int(np.nanargmax(key)), int(np.nanargmin(key))
         text = f"At the end {in_a_sentence(dynamics.name_a)} and {in_a_sentence(dynamics.name_b)} are most alike at "
         text += f"{in_a_sentence(dynamics.sites[near])} ({number(last[near])})"
-        return f"{text}, by {name}." if near == far else (
-            f"{text} and least at {in_a_sentence(dynamics.sites[far])} ({number(last[far])}), by {name}."
-        )  # fmt: skip
+        if near != far:
+            text += f" and least at {in_a_sentence(dynamics.sites[far])} ({number(last[far])})"
+        return f"{text}, by {name}."
     order = dynamics.order(measure=measure)
     known = [(site, step) for site, step in zip(order.sites, order.steps, strict=True) if step is not None]
     if not known:
@@ -107,7 +107,7 @@ def sentence(dynamics: Dynamics, measure: str) -> str:
 
 
 def _caveats(dynamics: Dynamics, measure: str) -> list[str]:
-    """Each text once, with the sites that it concerns."""
+    """Each caveat once, with the sites that it concerns."""
     grouped: dict[str, dict[str, None]] = {}
     for caveat in dynamics[measure].caveats:
         sites = grouped.setdefault(visible(caveat.text), {})
@@ -162,7 +162,7 @@ def _measure(dynamics: Dynamics, name: str) -> dict[str, Any]:
         "value": packed(values.value),
         "n": values.n,
         "statistic": visible(values.statistic),
-        "rule": "" if dynamics.two_runs else RULES[values.closer].removeprefix("Settled: "),
+        "rule": "" if dynamics.two_runs else SETTLED[values.closer].removeprefix("Settled: "),
         "extent": extent(values.bounds),
         "same": values.same,
         **reading(values),

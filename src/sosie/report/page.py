@@ -1,4 +1,4 @@
-"""A page: one HTML file that shows a result, loads nothing, and runs no script but its own."""
+"""A page: one HTML file that shows a result, loads nothing, and runs only its own script."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .words import direction
 
 _FOLDER = Path(__file__).with_name("page")
 _EVERY_SCRIPT = ("dom", "labels", "tip", "parts", "scroll")  # of every page, before its own
-# In a JSON string these are the same character; in HTML they can no longer end the script or start a tag.
+# Equal in a JSON string, but in HTML they cannot end the script or start a tag.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
@@ -33,7 +33,7 @@ def render_page(
     styles: Sequence[str],
     note: str = "",
 ) -> str:
-    """One self-contained file: words, data and scripts. `kind`: what each of the others is about (singular)."""
+    """One self-contained file: text, data and scripts. `kind`: the subject of each of `others`, in the singular."""
     import jinja2
     from markupsafe import Markup
 
@@ -59,12 +59,12 @@ def render_page(
 
 
 def _digest(text: str) -> str:
-    """The hash by which the page's policy recognises its own script and style, and no other."""
+    """The hash by which the page's policy recognises its own script and style."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def style_file(name: str) -> Path:
-    """A stylesheet of the page; "colours" is the explorer's, too."""
+    """A stylesheet of the page; the explorer uses "colours" too."""
     return _FOLDER / f"{name}.css"
 
 
@@ -73,9 +73,9 @@ def _read(name: str) -> str:
 
 
 def packed(array: np.ndarray) -> str:
-    """Row by row, in base64: four bytes a number, as seven digits are more than is shown, so nothing is rounded twice.
+    """Numbers in base64, row by row: four bytes each (seven digits, more than are shown), NaN where undefined.
 
-    Eight bytes where four cannot hold the size of a number. NaN where undefined.
+    Eight bytes each if a number is too large or too small for four.
     """
     finite = np.where(np.isfinite(array), array, np.nan)
     size = np.abs(finite[np.isfinite(finite) & (finite != 0)])
@@ -84,7 +84,7 @@ def packed(array: np.ndarray) -> str:
 
 
 def reading(values: Estimate) -> dict[str, Any]:
-    """How to read the values of a measure: which way is alike, and the ends of both scales of colours."""
+    """How to read the values of a measure: the direction, and the ends of both colour scales."""
     full, data = full_scale(values), data_scale(values)
     return {
         "closer": values.closer,

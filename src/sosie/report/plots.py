@@ -31,11 +31,11 @@ def plot_heatmap(
     *,
     stretch: bool = False,
 ) -> Figure | Path:
-    """Every pair of layers: A's are rows, from the first at the top, B's columns. Bright is alike.
+    """A heat map with a row for each layer of A, the first at the top, and a column for each of B. Bright is alike.
 
-    Cells whose value is not distinguishable from chance are faded and striped.
-    Colours span the measure's own range, or with `stretch` the values found. With a path the figure is
-    written in the format its suffix names, and the path returned; without one the figure is.
+    Cells whose value is not distinguishable from chance are faded and striped. Colours span the range of the measure,
+    or with `stretch` that of the values. With a path, the figure is written in the format of its suffix, and the path
+    is returned; without one, the figure.
     """
     figure, axes, measure = _begin(comparison, measure, _height(comparison))
     from matplotlib.colors import LinearSegmentedColormap, Normalize
@@ -70,7 +70,7 @@ def plot_heatmap(
 def plot_curves(
     comparison: Comparison, measure: str | None = None, path: str | os.PathLike[str] | None = None
 ) -> Figure | Path:
-    """Layer by layer: the value at the same depth and that of the best match, with any intervals and chance level."""
+    """Curves over layers: the value at the same depth and the best match, with intervals and chance if known."""
     figure, axes, measure = _begin(comparison, measure, 4.5)
     values, summary = comparison[measure], summarise(comparison, measure)
     layers = np.arange(len(comparison.side_a.sites))
@@ -105,7 +105,7 @@ def plot_curves(
 
 
 def _fade(axes: Axes, chance: np.ndarray | None) -> None:
-    """Fade and stripe cells, as one shape however many they are, and say above the map what that means."""
+    """Fade and stripe cells, as one shape, with a legend above the map."""
     if chance is None or not chance.any():
         return
     from matplotlib.patches import Patch, PathPatch
@@ -121,7 +121,7 @@ def _fade(axes: Axes, chance: np.ndarray | None) -> None:
 
 
 def _begin(comparison: Comparison, measure: str | None, height: float) -> tuple[Figure, Axes, str]:
-    """A figure that no window and no global state knows of, so that it works without a display."""
+    """A figure outside pyplot's global state, which works without a display."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -132,7 +132,7 @@ def _begin(comparison: Comparison, measure: str | None, height: float) -> tuple[
 
 
 def _height(comparison: Comparison) -> float:
-    """Cells about as high as wide, within what fits a page (inches)."""
+    """A height (inches) that makes cells about as high as wide, and fits a page."""
     rows, columns = len(comparison.side_a.sites), max(len(comparison.side_b.sites), 1)
     return 1.4 + min(max(6.0 * rows / columns, 2.4), 6.0)
 
@@ -171,10 +171,10 @@ def _finish(figure: Figure, path: str | os.PathLike[str] | None) -> Figure | Pat
 
 
 def write_plots(result: Comparison | Comparisons, path: str | os.PathLike[str]) -> list[Path]:
-    """A heat map and the curves of every measure: for maps.svg maps-linear_cka-heatmap.svg and so on.
+    """Write a heat map and the curves of every measure: for maps.svg, maps-linear_cka-heatmap.svg and so on.
 
-    Of several models: first a map of the models, maps-models-linear_cka-heatmap.svg; then those of each pair, by the
-    models' numbers and names, maps-0-first-1-second-linear_cka-heatmap.svg.
+    For several models, first a map of the models, maps-models-linear_cka-heatmap.svg; then the figures of each pair,
+    with the models' numbers and names, maps-0-first-1-second-linear_cka-heatmap.svg.
     """
     path = Path(path)
     if isinstance(result, Comparison):
@@ -202,5 +202,5 @@ def _write_pair(comparison: Comparison, path: Path, kinds: tuple[str, ...]) -> l
 
 
 def _plain(name: str) -> str:
-    """The name with only those letters that every file system takes."""
+    """The name with only letters that every file system accepts."""
     return re.sub(r"[^\w.-]+", "_", name).strip("_.")

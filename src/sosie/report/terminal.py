@@ -1,4 +1,4 @@
-"""How anything is printed: texts, tables and lists. Names appear as they are, never as markup or escape sequences."""
+"""Printing of texts, tables and lists. Names are never read as markup or escape sequences."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..results import cell as cell_text
 from ..results import counted
 from .words import direction, extent, shorten, size, visible
 
-NARROWEST = 12  # letters a name keeps, however narrow the terminal
+NARROWEST = 12  # letters that a name keeps, however narrow the terminal
 MOST_ROWS = 24  # a longer table is cut in the middle
-_BOUNDLESS = 100_000  # letters per line, to ask how many a table would take
-_PLAINER = str.maketrans({"…": "~", "±": "+-", "≤": "<="})  # for terminals that know no more than ASCII
+_BOUNDLESS = 100_000  # letters per line, to measure how wide a table is
+_PLAINER = str.maketrans({"…": "~", "±": "+-", "≤": "<="})  # for terminals with ASCII only
 
 
 def safe_text(console: Console, text: str, style: str | Style = "") -> Text:
-    """Text that this terminal can show, without markup; letters its encoding lacks are spelt out."""
+    """Text that this terminal can show, without markup; letters that its encoding lacks are spelt out."""
     encoding, shown = console.encoding or "utf-8", visible(text)
     if not encoding.startswith("utf"):
         shown = shown.translate(_PLAINER).encode(encoding, "backslashreplace").decode(encoding)
@@ -31,7 +31,7 @@ def safe_text(console: Console, text: str, style: str | Style = "") -> Text:
 
 
 def print_text(console: Console, text: str, style: str = "") -> None:
-    """Print a sentence; nothing where it is empty."""
+    """Print a sentence, or nothing if it is empty."""
     if text:
         console.print(safe_text(console, text, style))
 
@@ -44,9 +44,9 @@ def print_bullets(console: Console, texts: Sequence[str], style: str = "") -> No
         console.print(table)
 
 
-def table_width(heads: Sequence[str], rows: Iterable[Sequence[str | Text]], gap: int = 2) -> int:
-    """Letters that a table takes if no cell is shortened."""
-    return sum(_widths(heads, rows)) + gap * len(heads)
+def table_width(heads: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> int:
+    """The width of a table if no cell is shortened."""
+    return sum(_widths(heads, rows)) + 2 * len(heads)
 
 
 def _widths(heads: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> list[int]:
@@ -63,10 +63,10 @@ def print_columns(
     names: Collection[int] | None = None,
     gap: int = 2,
 ) -> None:
-    """A table without a frame; columns in `left` are aligned to the left, the others are numbers.
+    """Print a table without a frame; columns in `left` are aligned to the left, the others are numbers.
 
-    Where the line is too short, the columns of `names` (by default those in `left`) are shortened in the middle, the
-    widest first. Numbers are never cut: a line that is still too long goes on in the next one.
+    If a line is too long, the columns of `names` (by default those in `left`) are shortened in the middle, the widest
+    first. Numbers are never cut: a line that is still too long continues in the next one.
     """
     names = left if names is None else names
     cells = [[_as_text(console, cell) for cell in row] for row in rows]
@@ -83,7 +83,7 @@ def print_columns(
         for k in names:
             row[k] = _as_text(console, shorten(row[k].plain, widths[k]), row[k].style)
         table.add_row(*row)
-    # rich would go on and cut numbers, too, unless it believes that there is room for all.
+    # rich would cut numbers too unless the table has its full width.
     table.width = Measurement.get(console, console.options.update(max_width=_BOUNDLESS), table).maximum
     console.print(table, crop=False)
 
@@ -106,16 +106,14 @@ def shown_rows(count: int, full: bool) -> list[int | None]:
 
 
 def print_measures(facts: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
-    """Print the facts of each measure: what it is, its range and direction, what leaves it unchanged."""
+    """Print the facts of each measure: its summary, range, direction and invariances."""
     console = console or Console()
     table = Table.grid(padding=(0, 2, 1, 0), collapse_padding=False)
     table.add_column(no_wrap=True, overflow="crop")
     table.add_column(overflow="fold")
     for fact in facts:
-        lines = [
-            safe_text(console, fact["summary"] or "-"),
-            *(safe_text(console, line, "dim") for line in _facts(fact)),
-        ]
+        lines = [safe_text(console, fact["summary"] or "-")]
+        lines += [safe_text(console, line, "dim") for line in _facts(fact)]
         table.add_row(safe_text(console, fact["name"], "bold"), Text("\n").join(lines))
     console.print(table)
 
@@ -123,7 +121,7 @@ def print_measures(facts: Sequence[Mapping[str, Any]], console: Console | None =
 def print_sites(
     name: str, sites: Sequence[tuple[str, tuple[int, ...], int, str]], console: Console | None = None
 ) -> None:
-    """Print what can be compared in a model: label, shape of one input's activation, width, kind."""
+    """Print the sites of a model: label, shape of one input's activation, width, kind."""
     console = console or Console()
     print_text(console, f"{visible(name)}: {counted(len(sites), 'site')}", "bold")
     rows = (
@@ -133,9 +131,8 @@ def print_sites(
 
 
 def _facts(fact: Mapping[str, Any]) -> list[str]:
-    low_high = tuple(fact["bounds"])
     same = "no fixed value" if fact["same"] is None else f"{fact['same']:g}"
-    reading = f"{extent((low_high[0], low_high[1]))}, {direction(fact['closer'])}, {same} with itself"
+    reading = f"{extent(fact['bounds'])}, {direction(fact['closer'])}, {same} with itself"
     traits = ["symmetric" if fact["symmetric"] else "not symmetric"]
     traits.append("differentiable" if fact["differentiable"] else "not differentiable")
     if fact["invariant"]:
@@ -148,7 +145,7 @@ def _facts(fact: Mapping[str, Any]) -> list[str]:
 
 
 def print_numbers(title: str, numbers: Mapping[str, float], console: Console | None = None) -> None:
-    """A title, and a line for each number."""
+    """Print a title, and a line for each number."""
     console = console or Console()
     print_text(console, title, "bold")
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -160,10 +157,10 @@ def print_numbers(title: str, numbers: Mapping[str, float], console: Console | N
 def print_table(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None, console: Console | None = None
 ) -> None:
-    """Rows of one form, a dict each: numbers to the right and always whole.
+    """Print rows, one dict each, with numbers aligned to the right and always whole.
 
-    Where a line is too short, headings of numbers are broken at their words and texts are shortened; then the last
-    columns of text are left out, and a line below names them. The first column stays.
+    If a line is too long, headings of numbers are broken between words and texts are shortened; then the last columns
+    of text are left out, and a line below names them. The first column stays.
     """
     console = console or Console()
     names = list(rows[0]) if columns is None else list(columns)
@@ -186,5 +183,5 @@ def print_table(
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:
-    there = [value for value in values if value is not None]
-    return bool(there) and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in there)
+    known = [value for value in values if value is not None]
+    return bool(known) and all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in known)

@@ -1,4 +1,4 @@
-"""Names, caveats and provenance as text that is safe to show: whoever named a layer may have been hostile."""
+"""Names, caveats and provenance as text that is safe to show, since names of layers may be hostile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST_NAME = 90  # in a sentence or a title; lists and tooltips show more
 
 
 def visible(text: str) -> str:
-    """The text with nothing in it that acts: controls, direction marks and half characters are spelt out."""
+    """The text with control characters, direction marks and surrogates spelt out."""
     if text.isprintable() and text.strip():
         return text
     if not text.strip():
@@ -23,16 +23,15 @@ def visible(text: str) -> str:
 
 
 def shorten(text: str, most: int) -> str:
-    """Cut in the middle; where possible the tail starts at a number or at a part of a dotted name.
+    """Cut a text in the middle; if possible the tail starts at a number or at a part of a dotted name.
 
-    The last number is kept in any case where there is room: it is what tells encoder_layer_3.attention from
-    encoder_layer_11.attention.
+    The last number is kept if it fits: it distinguishes encoder_layer_3.attention from encoder_layer_11.attention.
     """
     if len(text) <= most:
         return text
     if most < 4:
         return text[: max(most - 1, 0)] + "…"
-    starts = (found.start() for found in re.finditer(r"(?<!\d)\d|(?<=[._/])\w", text))
+    starts = (start.start() for start in re.finditer(r"(?<!\d)\d|(?<=[._/])\w", text))
     tails = (len(text) - start for start in starts)
     tail = next((t for t in tails if 0.45 * most <= t <= 0.75 * most), math.floor(0.6 * most))
     number = re.search(r"\d+(?=\D*$)", text)
@@ -47,7 +46,7 @@ def in_a_sentence(name: str) -> str:
 
 
 def note_on_weights(*records: dict[str, Any]) -> str:
-    """A sentence that names the models with random weights, by the provenance of results; "" if there are none."""
+    """A sentence that names the models with random weights, from the provenance of results; "" without any."""
     lines = dict.fromkeys(str(line) for record in records for line in record.get("models", ()))
     names = [line.partition(": ")[0] for line in lines if ", random weights" in line]
     return f"{listed(names, 'models')} {'has' if len(names) == 1 else 'have'} random weights." if names else ""
@@ -107,5 +106,5 @@ def _plain(value: Any) -> str:
 
 
 def _acts(character: str) -> bool:
-    """Controls, surrogates, line separators, and format characters other than those that join emoji."""
+    """Whether it is a control, a surrogate, a line separator, or a format character that does not join emoji."""
     return unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp", "Cf") and character not in "\u200c\u200d"

@@ -1,4 +1,4 @@
-"""Answers of a zoo: rows of one form, and what must be known to read them."""
+"""The answers of a zoo: rows with the same keys, and notes on how to read them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Answer(Rows, Result):
-    """Rows, a dict each; `asked` is the question and `notes` are what must be known to read them."""
+    """Rows, one dict each; `asked` is the question, and `notes` say how to read the rows."""
 
     format = "sosie-answer"
     question: ClassVar[str] = "answer"
-    shown: ClassVar[tuple[str, ...]] = ()  # the columns of the table, of those that rows have
-    cosines: ClassVar[tuple[str, ...]] = ()  # of the columns, those that rounding may have put past 1
+    shown: ClassVar[tuple[str, ...]] = ()  # the columns of the table, if rows have them
+    cosines: ClassVar[tuple[str, ...]] = ()  # columns whose values rounding may have put past 1
 
     asked: dict[str, Any]
     found: tuple[dict[str, Any], ...]
@@ -53,36 +53,34 @@ class Answer(Rows, Result):
 
     @classmethod
     def from_json(cls, content: dict[str, Any], path: str | os.PathLike[str]) -> Answer:
-        kinds = {kind.question: kind for kind in KINDS}
-        check_schema(path, content, {"question": tuple(kinds), "asked": {}, "rows": [{}], "notes": [str]})
-        return kinds[content["question"]](content["asked"], tuple(content["rows"]), tuple(content["notes"]))
+        answers = {answer.question: answer for answer in QUESTIONS}
+        check_schema(path, content, {"question": tuple(answers), "asked": {}, "rows": [{}], "notes": [str]})
+        return answers[content["question"]](content["asked"], tuple(content["rows"]), tuple(content["notes"]))
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Columns that are not empty, and the cells of the first rows as text."""
-        there = [column for column in self.shown if any(cell(row.get(column)) for row in self.found)]
-        return there, [[cell(row.get(column)) for column in there] for row in self.found[:MOST_SHOWN]]
+        """The columns that are not empty, and the cells of the first rows as text."""
+        columns = [column for column in self.shown if any(cell(row.get(column)) for row in self.found)]
+        return columns, [[cell(row.get(column)) for column in columns] for row in self.found[:MOST_SHOWN]]
 
     def __repr__(self) -> str:
         columns, cells = self.table()
         cells = [[cell if cell.isprintable() else ascii(cell) for cell in row] for row in cells]
         lines = _aligned([columns, *cells]) if cells else []
-        return "\n".join([self.sentence(), *lines, *self._more(), *self.notes])
+        if (left := len(self.found) - MOST_SHOWN) > 0:
+            lines.append(f"… and {left:,} more: see rows()")
+        return "\n".join([self.sentence(), *lines, *self.notes])
 
     def _repr_html_(self) -> str:
         notes = "".join(f"<p>{escape(text)}</p>" for text in self.notes)
         return f"<p>{escape(self.sentence())}</p>{html_table(*self.table(), of=len(self.found))}{notes}"
 
-    def _more(self) -> list[str]:
-        left = len(self.found) - MOST_SHOWN
-        return [f"… and {left:,} more: see rows()"] if left > 0 else []
-
 
 @dataclass(frozen=True, repr=False)
 class Neighbours(Answer):
-    """The models, or the layers, nearest to one; nearest first.
+    """The models or layers nearest to a query, nearest first.
 
-    `value`: what they are sorted by; `exact`: whether it was worked out from the whole vectors, so that it is the
-    measure itself on the probe set, rather than estimated from the short ones; `estimated`: what those gave.
+    `value`: the value they are sorted by; `exact`: whether it is the measure itself on the probe set, from the whole
+    vectors; `estimated`: the estimate from the short vectors.
     """
 
     question = "neighbours"
@@ -105,7 +103,7 @@ class Neighbours(Answer):
 
 
 def _at_most_1(value: Any) -> Any:
-    """A cosine of vectors in float32, which are not quite of length 1; one that is farther off is left to be seen."""
+    """A cosine of float32 vectors, whose length may round to more than 1; larger errors stay visible."""
     return 1.0 if isinstance(value, float) and 1 < value <= 1 + ROUNDING else value
 
 
@@ -114,19 +112,19 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-# Answers about all models: where they lie, how they group, which are copies or relatives, which to take
+# Answers about all models: a map, clusters, duplicates, relatives, recommendations
 
 
 @dataclass(frozen=True, repr=False)
 class Map(Answer):
-    """A point in the plane for each model; distances stand for √(2 − 2 similarity), as well as two numbers can."""
+    """A point in the plane for each model; distances approximate √(2 − 2 similarity)."""
 
     question = "map"
     shown = ("name", "x", "y", "architecture", "task", "tags")
 
     @property
     def stress(self) -> float:
-        """Kruskal's stress-1: 0 where the plane shows the distances as they are; above .2 it is a rough sketch."""
+        """Kruskal's stress-1: 0 if distances in the plane are exact; above 0.2 the map is a rough sketch."""
         return float(self.asked["stress"])
 
     def sentence(self) -> str:
@@ -160,7 +158,7 @@ class Clusters(Answer):
 
 @dataclass(frozen=True, repr=False)
 class Duplicates(Answer):
-    """Models that are in the zoo under another name already, each with the first such model."""
+    """Models that are also in the zoo under an earlier name, each with the first such model."""
 
     question = "duplicates"
     shown = ("name", "same_as", "why", "value", "architecture")
@@ -175,7 +173,7 @@ class Duplicates(Answer):
 
 @dataclass(frozen=True, repr=False)
 class Family(Answer):
-    """Models that one may come from, or that may come from it: those most alike where they have the same layers."""
+    """Possible ancestors and descendants of a model: the models most alike at layers of the same name."""
 
     question = "family"
     shown = ("name", "recorded", "score", "above", "early", "cka", "weights", "atoms", "architecture", "task")
@@ -183,16 +181,16 @@ class Family(Answer):
 
     def sentence(self) -> str:
         query, parent = self.asked["query"], self.asked["recorded_parent"]
-        said = f" Recorded as its parent: {parent}." if parent else ""
+        recorded = f" Recorded as its parent: {parent}." if parent else ""
         if not self.found:
-            return f"No other model has layers of {query}'s names.{said}"
+            return f"No other model has layers of {query}'s names.{recorded}"
         best = max(self.found, key=lambda row: row["score"])
-        return f"{best['name']} is most like {query} layer by layer ({best['score']:.4f}).{said}"
+        return f"{best['name']} is most like {query} layer by layer ({best['score']:.4f}).{recorded}"
 
 
 @dataclass(frozen=True, repr=False)
 class Recommendation(Answer):
-    """Models for data, best first; then those that could not be tried, with the reason."""
+    """Models for a data set, best first; then those that could not be tried, with the reason."""
 
     question = "recommendation"
     shown = ("name", "rank", "probe_accuracy", "mean_embedding", "log_mean_over_norm", "architecture", "task", "reason")
@@ -211,4 +209,4 @@ class Recommendation(Answer):
         return f"Of {counted(self.models, 'model')} {first['name']} comes first by {by} ({first[by]:.4g}){more}."
 
 
-KINDS: tuple[type[Answer], ...] = (Neighbours, Map, Clusters, Duplicates, Family, Recommendation)
+QUESTIONS: tuple[type[Answer], ...] = (Neighbours, Map, Clusters, Duplicates, Family, Recommendation)

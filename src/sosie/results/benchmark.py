@@ -1,4 +1,4 @@
-"""Results of the benchmark and of cost measurements: data that can be read again without a model."""
+"""The results of the benchmark and of cost measurements."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
+from ..checks import nearest
 from ..files import COUNT, check_schema
 from .storage import Result
 
@@ -26,8 +27,8 @@ BOARD = {
 class Entry:
     """One measure: its results at each stage, and why some are missing.
 
-    A value of `moved` is 0 where the measure has the value of a network with itself, and 1 where it has that of
-    networks that were never trained.
+    A value of `moved` is 0 if the measure has the value of a network with itself, and 1 if it has the value of
+    untrained networks.
     """
 
     name: str
@@ -35,7 +36,7 @@ class Entry:
     closer: str | None
     notes: tuple[str, ...] = ()
     failures: dict[str, str] = field(default_factory=dict)  # stage -> why
-    undefined: dict[str, str] = field(default_factory=dict)  # kind of pair -> why no such pair can have a value
+    undefined: dict[str, str] = field(default_factory=dict)  # kind of pair -> why no such pair has a value
     calibration: dict[str, Any] | None = None
     grounding: dict[str, dict[str, Any]] = field(default_factory=dict)  # kind of pair -> correlations
     against: dict[str, dict[str, Any]] = field(default_factory=dict)  # kind of pair -> difference from the leader
@@ -43,7 +44,7 @@ class Entry:
 
     @property
     def auc(self) -> float | None:
-        """The share of cases in which consecutive checkpoints are closer than untrained networks, on all images."""
+        """The share of cases where consecutive checkpoints are closer than untrained networks, on all images."""
         return None if self.calibration is None else self.calibration["clean"]["auc"]
 
     def correlation(self, coefficient: str = "spearman", group: str = "all") -> float | None:
@@ -52,17 +53,17 @@ class Entry:
         missing = self.undefined or any(name.startswith("grounding") for name in self.failures)
         if not coefficients or None in coefficients or missing:
             return None
-        return fmean(one["value"] for one in coefficients)
+        return fmean(coefficient["value"] for coefficient in coefficients)
 
     @property
     def moved_in_vain(self) -> float | None:
-        """The farthest that the value moved while the function stayed: 0 is best."""
+        """The largest move of the value while the function stayed the same: 0 is best."""
         moves = [abs(moved) for moved in self._moves(keeps=True)]
         return max(moves) if moves else None
 
     @property
     def noticed(self) -> float | None:
-        """How far the value moved while the function broke: the mean over ways to break it, each from 0 to 1."""
+        """The move of the value when the function was broken: the mean over ways to break it, each from 0 to 1."""
         moves = self._moves(keeps=False)
         return fmean(min(max(moved, 0.0), 1.0) for moved in moves) if moves else None
 
@@ -72,7 +73,7 @@ class Entry:
 
     @property
     def seconds(self) -> float | None:
-        """The time for one pair alone, on as many images as the measure was given."""
+        """The time for one pair, on the largest number of images."""
         return None if self.calibration is None else self.calibration["seconds"][-1][1]
 
 
@@ -83,8 +84,8 @@ class Leaderboard(Result):
     format = "sosie-leaderboard"
     scale: dict[str, Any]
     data: dict[str, Any]
-    pairs: dict[str, int]  # kind -> how many
-    conditions: dict[str, list[str]]  # group -> what it is the mean of
+    pairs: dict[str, int]  # kind -> number of pairs
+    conditions: dict[str, list[str]]  # group -> the conditions that it is the mean of
     entries: tuple[Entry, ...]
     left_out: dict[str, str]  # measures that were not tried -> why
     provenance: dict[str, Any] = field(default_factory=dict)
@@ -93,10 +94,10 @@ class Leaderboard(Result):
         object.__setattr__(self, "entries", tuple(sorted(self.entries, key=_order)))
 
     def __getitem__(self, name: str) -> Entry:
-        for entry in self.entries:
-            if entry.name == name:
-                return entry
-        raise KeyError(f"no measure {name!r} on this leaderboard; there are {', '.join(e.name for e in self.entries)}")
+        entries = {entry.name: entry for entry in self.entries}
+        if name not in entries:
+            raise KeyError(f"no measure {name!r} on this leaderboard{nearest(name, entries)}")
+        return entries[name]
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
@@ -106,11 +107,11 @@ class Leaderboard(Result):
 
     @property
     def leader(self) -> str | None:
-        """The measure that the others are held against."""
+        """The measure that the others are compared with: the first one, if it has a rank."""
         return self.entries[0].name if self.entries and self.entries[0].correlation() is not None else None
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dict for each measure: the numbers that sum it up."""
+        """One dict per measure: the numbers that sum it up."""
         return [
             {
                 "rank": rank if entry.correlation() is not None else None,
@@ -148,11 +149,11 @@ def _order(entry: Entry) -> tuple[float, float, str]:
 
 
 def _mean(entry: Entry, side: str) -> float | None:
-    found = None if entry.calibration is None else entry.calibration["clean"][side]
-    return None if found is None else found["mean"]
+    values = None if entry.calibration is None else entry.calibration["clean"][side]
+    return None if values is None else values["mean"]
 
 
-# What measures cost: data that can be read again without a model
+# The cost of measures
 
 COSTS = {
     "models": [str],
@@ -178,7 +179,7 @@ COSTS = {
 
 @dataclass(frozen=True)
 class Cost:
-    """One measure on one pair of models, on so many inputs; None where it needs none."""
+    """The cost of one measure on one pair of models; `probes`: the number of inputs, None if it needs none."""
 
     measure: str
     probes: int | None
@@ -187,7 +188,7 @@ class Cost:
     measure_flops: int  # of the measure's own algebra
     seconds: float
     peak_bytes: int
-    statistic: str  # what the values rest on
+    statistic: str  # that the values rest on
     unknown: tuple[str, ...] = ()  # operations that were run, but have no formula
 
     @property
@@ -197,7 +198,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Costs(Result):
-    """A row for each measure and number of inputs."""
+    """The costs of measures, one row per measure and number of inputs."""
 
     format = "sosie-cost"
     models: tuple[str, str]
@@ -214,15 +215,15 @@ class Costs(Result):
         return len(self.costs)
 
     def of(self, measure: str, probes: int | None = None) -> Cost:
-        """The row of a measure; `probes` may be left out where it has one row."""
+        """The row of a measure; `probes` may be left out if it has one row."""
         rows = [cost for cost in self.costs if cost.measure == measure and probes in (None, cost.probes)]
         if len(rows) != 1:
-            there = ", ".join(f"{cost.measure} ({cost.probes or 'no'} probes)" for cost in self.costs)
-            raise KeyError(f"{len(rows)} rows of {measure!r} with probes={probes}; there are {there}")
+            known = ", ".join(f"{cost.measure} ({cost.probes or 'no'} probes)" for cost in self.costs)
+            raise KeyError(f"{len(rows)} rows of {measure!r} with probes={probes}; there are {known}")
         return rows[0]
 
     def ratios(self, measure: str, over: str) -> dict[int, float]:
-        """Operations of one measure over those of another that needs no inputs, by number of inputs."""
+        """FLOPs of one measure over those of another that needs no inputs, by number of inputs."""
         least = self.of(over).flops
         return {cost.probes: cost.flops / least for cost in self if cost.measure == measure and cost.probes is not None}
 

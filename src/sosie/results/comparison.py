@@ -1,8 +1,7 @@
-"""The result of a comparison: values, how many rows they rest on, how far to trust them, and where they came from."""
+"""The result of a comparison: values, the rows they rest on, their uncertainty, and their provenance."""
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 import numpy as np
 
+from ..checks import nearest
 from ..files import COUNT, check_schema
 from .storage import Array, Result, array_of, nested
 from .tables import as_frame, number
@@ -51,7 +51,7 @@ class Side:
     sites: tuple[str, ...]
     widths: tuple[int, ...]  # columns of each site's rows
     shapes: tuple[tuple[int, ...], ...]  # shape of one input's activation, before it became rows
-    dtypes: tuple[str, ...] = ()  # of each site's activations; empty: not known
+    dtypes: tuple[str, ...] = ()  # of each site's activations; empty if unknown
     left_out: tuple[tuple[str, str], ...] = ()  # sites that were not named one by one and gave no rows, and why
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class Side:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Side:
-        """A side from what `asdict` made of it, which fits the schema."""
+        """A side from the content that `asdict` made of it."""
         return cls(
             name=content["name"],
             sites=tuple(content["sites"]),
@@ -77,19 +77,19 @@ class Side:
 
 @dataclass(frozen=True)
 class Caveat:
-    """What must be known to read a value; about one site of A, one of B, a pair, or (both None) all values."""
+    """A warning about values: those of a site of A, of a site of B, of a pair, or (both None) all of them."""
 
     text: str
     site_a: str | None = None
     site_b: str | None = None
-    undefined: bool = False  # it is the reason why there is no value
+    undefined: bool = False  # whether this is the reason why there is no value
 
     def concerns(self, site_a: str, site_b: str) -> bool:
         return self.site_a in (None, site_a) and self.site_b in (None, site_b)
 
 
 class Facts(Protocol):
-    """The facts needed to read a value; every measure declares them."""
+    """The facts needed to read a value, as every measure declares them."""
 
     @property
     def closer(self) -> Closer: ...
@@ -104,32 +104,32 @@ Interval = tuple[Array | None, Array | None]
 
 @dataclass(frozen=True)
 class Chance:
-    """What chance gives: mean and spread of shuffled values, and how often they come as close as the value itself."""
+    """The mean and spread of shuffled values, and how often they are as close as the value itself."""
 
     mean: Array
     spread: Array | None
     p: Array | None = None
     p_search: Array | None = None
-    rows: int | None = None  # rows the draws rest on, where they are fewer than those of the value
+    rows: int | None = None  # rows of the draws, if fewer than those of the value
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """One measure over all pairs of sites, with the facts needed to read it without the registry."""
+    """One measure's values over all pairs of sites, with the facts needed to read them."""
 
-    value: Array  # (sites of A, sites of B); NaN where undefined, and then a caveat says why
-    n: int  # rows the values rest on
-    statistic: str  # which statistic supplied them, in words
+    value: Array  # (sites of A, sites of B); NaN where undefined, which a caveat explains
+    n: int  # rows that the values rest on
+    statistic: str  # that supplied them, in words
     closer: Closer
     bounds: tuple[float | None, float | None]
-    same: float | None  # the value of a thing compared with itself; None: it depends on the thing
+    same: float | None  # the value of a model compared with itself; None if that depends on the model
     low: Array | None = None
     high: Array | None = None
-    null: Array | None = None  # mean under shuffled pairing: what chance gives
+    null: Array | None = None  # the mean under shuffled pairing: chance
     null_spread: Array | None = None  # its standard deviation
     p: Array | None = None  # how often chance gives a value as close as this
     p_search: Array | None = None  # how often it gives one anywhere in the matrix
-    block_error: Array | None = None  # of values from blocks of rows: how far that from all rows may be (95 %)
+    block_error: Array | None = None  # of values from blocks of rows: how far the value from all rows may be (95 %)
     caveats: tuple[Caveat, ...] = ()
 
     @classmethod
@@ -145,7 +145,7 @@ class Estimate:
         block_error: Array | None = None,
         caveats: Iterable[Caveat] = (),
     ) -> Estimate:
-        """Values with the facts of their measure; what stands beside an undefined value is undefined too."""
+        """Values with the facts of their measure; all numbers beside an undefined value become undefined too."""
         beside = {"low": interval[0], "high": interval[1], "block_error": block_error}
         if chance is not None:
             beside |= {"null": chance.mean, "null_spread": chance.spread, "p": chance.p, "p_search": chance.p_search}
@@ -162,7 +162,7 @@ class Estimate:
         )
 
     def as_json(self, arrays: Iterable[str] = ()) -> dict[str, Any]:
-        """With these of its arrays; all of them where none are named."""
+        """JSON content with the arrays of these names, by default all of them."""
         content = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ARRAYS}
         content["caveats"] = [asdict(caveat) for caveat in self.caveats]
         return content | {name: None if (a := getattr(self, name)) is None else nested(a) for name in arrays or ARRAYS}
@@ -187,20 +187,20 @@ class Estimate:
 
     @property
     def score(self) -> Array | None:
-        """Calibrated: 0 is what chance gives, 1 what a thing compared with itself gives."""
+        """The calibrated values: 0 at chance, 1 for a model compared with itself."""
         if self.null is None or self.same is None:
             return None
         with np.errstate(divide="ignore", invalid="ignore"):
             return (self.value - self.null) / (self.same - self.null)
 
 
-# Of an estimate, all of one shape
+# The arrays of an estimate, all of one shape
 ARRAYS = ("value", "low", "high", "null", "null_spread", "p", "p_search", "block_error")
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison(Result):
-    """Every site of A against every site of B, for each measure."""
+    """Every site of A compared with every site of B, for each measure."""
 
     format = "sosie-comparison"
 
@@ -232,26 +232,24 @@ class Comparison(Result):
         return list(self.values)
 
     def __getitem__(self, measure: str) -> Estimate:
-        if measure in self.values:
-            return self.values[measure]
-        near = difflib.get_close_matches(measure, self.values, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise KeyError(f"no values for {measure!r}, only for {', '.join(self.values) or 'nothing'}{hint}")
+        if measure not in self.values:
+            raise KeyError(f"no values for {measure!r}{nearest(measure, self.values)}")
+        return self.values[measure]
 
     def only(self, measure: str | None) -> str:
-        """The name of a measure that has values; it may be None where there is only one."""
+        """Check that a measure has values, and return its name; None means the only one."""
         if measure is None and len(self.values) != 1:
             raise ValueError(f"name the measure: this comparison has {', '.join(self.values) or 'none'}")
         name = next(iter(self.values)) if measure is None else measure
-        self[name]  # a wrong name is refused
+        self[name]  # raises for a wrong name
         return name
 
     def matrix(self, measure: str | None = None) -> Array:
-        """The values, (len(sites_a), len(sites_b)); the name may be left out when there is one measure."""
+        """The values, (len(sites_a), len(sites_b)); the name may be left out if there is one measure."""
         return self[self.only(measure)].value.copy()
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dict for each measure and pair of sites."""
+        """One dict per measure and pair of sites."""
         rows = []
         for name, values in self.values.items():
             arrays = {kind: getattr(values, kind) for kind in (*ARRAYS[1:-1], "score", ARRAYS[-1])}
@@ -287,7 +285,7 @@ class Comparison(Result):
     def log(self, writer: Any, step: int | None = None) -> None:
         """Log same-depth and best-match means to a TensorBoard writer or a W&B run.
 
-        Where p-values are known, also the share of pairs that are distinguishable from chance.
+        With p-values, also the share of pairs that are distinguishable from chance.
         """
         from .summary import summarise
 
@@ -343,7 +341,7 @@ class Comparison(Result):
 
 
 def _kind_of(rule: str, values: dict[str, Estimate], side: Side) -> Kind:
-    """The kind of a comparison whose file does not name it, as files of the first versions do not."""
+    """The kind of a comparison from an old file, which does not name it."""
     if {"mean_embedding", "kernel_norm"} <= set(values):
         return "transfer"
     if {"agreement_b", "cross_entropy"} <= set(values):
@@ -361,10 +359,10 @@ def closest(values: Estimate) -> list[int | None]:
     return [None if np.isnan(row).all() else int(np.nanargmax(row)) for row in score]
 
 
-# Which sites are layers: comparisons of weights have one beside them that stands for the whole model
+# Which sites are layers: comparisons of weights may have one more site, for the whole model
 
-TENSORS = "tensors"  # the rule of comparisons of weights, tensor by tensor
-WHOLE = "all"  # their site that is not a layer: every parameter as one vector, or the mean over layers of atoms
+TENSORS = "tensors"  # the row rule of comparisons of weights, tensor by tensor
+WHOLE = "all"  # their site for the whole model: all parameters as one vector, or the mean over layers of atoms
 
 
 def layers(sites: Sequence[str], rule: str = TENSORS) -> list[int]:
@@ -380,7 +378,7 @@ def layers_of(comparison: Comparison) -> tuple[list[int], list[int]]:
 
 
 def at_layers(comparison: Comparison, measure: str) -> Estimate:
-    """The estimate of a measure at layers alone."""
+    """The estimate of a measure at layers only."""
     values, at = comparison[measure], np.ix_(*layers_of(comparison))
     arrays = {name: getattr(values, name) for name in ARRAYS}
     chosen: dict[str, Any] = {name: None if array is None else array[at] for name, array in arrays.items()}
@@ -395,7 +393,7 @@ def same_depth(count_a: int, count_b: int) -> tuple[int, ...]:
 
 
 def mean(curve: Array) -> float | None:
-    """The mean of what is defined; None where nothing is."""
+    """The mean of the defined values; None if there are none."""
     return None if np.isnan(curve).all() else float(np.nanmean(curve))
 
 
@@ -403,7 +401,7 @@ def mean(curve: Array) -> float | None:
 
 
 class LazyComparisons(Mapping[Pair, Comparison]):
-    """Comparisons that are made when they are first read: many models have more pairs than anyone looks at."""
+    """Comparisons that are made when they are first read, since many models have very many pairs."""
 
     def __init__(
         self,
@@ -412,9 +410,9 @@ class LazyComparisons(Mapping[Pair, Comparison]):
         value: Callable[[int, int, str], Array] | None = None,
         whole: Callable[[str], Array | None] | None = None,
     ) -> None:
-        """`value` gives the values of a pair at layers, where that is cheaper than the whole comparison.
+        """`value` returns the values of a pair at layers, if that is cheaper than the whole comparison.
 
-        `whole` gives the model by model matrix of a measure at once, or None where it cannot.
+        `whole` returns the model by model matrix of a measure at once, or None if it cannot.
         """
         self._made: dict[Pair, Comparison | None] = dict.fromkeys(pairs)
         self._make, self._value, self._whole = make, value, whole
@@ -426,13 +424,13 @@ class LazyComparisons(Mapping[Pair, Comparison]):
         return comparison
 
     def value(self, pair: Pair, measure: str) -> Array:
-        """The values of a pair at layers alone."""
+        """The values of a pair at layers only."""
         if self._made[pair] is None and self._value is not None:
             return self._value(*pair, measure)
         return at_layers(self[pair], measure).value
 
     def whole(self, measure: str) -> Array | None:
-        """The model by model matrix, where it can be computed at once."""
+        """The model by model matrix, if it can be computed at once."""
         return None if self._whole is None else self._whole(measure)
 
     def __contains__(self, pair: object) -> bool:
@@ -447,7 +445,7 @@ class LazyComparisons(Mapping[Pair, Comparison]):
 
 @dataclass(frozen=True, eq=False)
 class Comparisons(Result):
-    """A `Comparison` for each pair i < j of models: `found[0, 1]`, `found["a", "b"]`, or loop over it."""
+    """A `Comparison` for each pair i < j of models: `pairs[0, 1]`, `pairs["a", "b"]`, or loop over it."""
 
     format = Comparison.format
     names: tuple[str, ...]
@@ -455,7 +453,7 @@ class Comparisons(Result):
 
     @property
     def kind(self) -> Kind:
-        """The kind that all pairs have in common."""
+        """The kind of all pairs."""
         return next(iter(self)).kind if self.pairs else "representations"
 
     def __len__(self) -> int:
@@ -466,7 +464,7 @@ class Comparisons(Result):
 
     def __getitem__(self, key: tuple[int | str, int | str]) -> Comparison:
         if not isinstance(key, tuple) or len(key) != 2:
-            raise KeyError(f"ask for a pair of models, e.g. found[0, 1]; got {key!r}")
+            raise KeyError(f"index with a pair of models, as in comparisons[0, 1]; got {key!r}")
         i, j = (self._index(part) for part in key)
         if (i, j) not in self.pairs:
             raise KeyError(f"pairs are stored as i < j: {sorted(self.pairs)}; got {(i, j)}")
@@ -480,7 +478,15 @@ class Comparisons(Result):
         return self.names.index(part)
 
     def matrix(self, measure: str) -> Array:
-        """Model by model: the mean over layers of the value at the same depth (symmetric; NaN where undefined)."""
+        """Model by model: the mean over layers of the value at the same depth; NaN where undefined.
+
+        A pair i < j is compared in that direction. Below the diagonal the matrix repeats its values if the measure is
+        symmetric, and is NaN if not: compare the models in the other order for those.
+        """
+        from ..measures import MEASURES
+
+        known = MEASURES.get(measure.partition("(")[0])
+        symmetric = known is None or known.symmetric
         lazy = self.pairs if isinstance(self.pairs, LazyComparisons) else None
         if lazy is not None and (at_once := lazy.whole(measure)) is not None:
             return at_once
@@ -488,7 +494,9 @@ class Comparisons(Result):
         for i, j in self.pairs:
             value = at_layers(self.pairs[i, j], measure).value if lazy is None else lazy.value((i, j), measure)
             average = mean(value[np.arange(len(value)), list(same_depth(*value.shape))])
-            matrix[i, j] = matrix[j, i] = np.nan if average is None else average
+            matrix[i, j] = np.nan if average is None else average
+            if symmetric:
+                matrix[j, i] = matrix[i, j]
         if self.pairs and (same := next(iter(self.pairs.values()))[measure].same) is not None:
             np.fill_diagonal(matrix, same)
         return matrix
@@ -510,26 +518,26 @@ class Comparisons(Result):
         return f"<Comparisons of {', '.join(self.names)}: {len(self.pairs)} pairs>"
 
 
-# Which values chance could have given too, and how a p-value is written
+# Which values chance could have given, and how a p-value is written
 
 LEVEL = 0.05  # a value that chance gives more often than this is not distinguishable from chance
 
 
 def decisive_p(values: Estimate) -> Array | None:
-    """The p-value that decides: corrected for the search where that is known, else the plain one, NaN where neither."""
+    """The p-values that decide: corrected for the search if known, else the plain ones; NaN if neither is known."""
     if values.p_search is None:
         return values.p
     return values.p_search if values.p is None else np.where(np.isnan(values.p_search), values.p, values.p_search)
 
 
 def by_chance(values: Estimate) -> Mask | None:
-    """True where a defined value is not distinguishable from chance; None where no p-values are known."""
+    """True where a defined value is not distinguishable from chance; None without p-values."""
     p = decisive_p(values)
     return None if p is None else (p > LEVEL) & np.isfinite(values.value)
 
 
 def distinguishable(values: Estimate) -> Mask | None:
-    """True where a defined value is distinguishable from chance; where p is unknown, this and `by_chance` are False."""
+    """True where a defined value is distinguishable from chance; where p is NaN, this and `by_chance` are False."""
     p = decisive_p(values)
     return None if p is None else (p <= LEVEL) & np.isfinite(values.value)
 
@@ -543,12 +551,12 @@ def share_distinguishable(values: Estimate) -> float | None:
 
 
 def correction(values: Estimate) -> str:
-    """Words that say whether the deciding p-value is corrected for the search over pairs."""
+    """Whether the deciding p-value is corrected for the search over pairs, in words."""
     return "not corrected for the search" if values.p_search is None else "corrected for the search"
 
 
 def written_p(p: float) -> str:
-    """Three decimals; four where three would hide on which side of the level it lies."""
+    """A p-value with three decimals, or four if three would not show on which side of the level it lies."""
     if not np.isfinite(p):
         return "unknown"
     if p < 0.001:
@@ -563,7 +571,7 @@ def stars(p: float) -> str:
 
 
 def doubts(values: Estimate, i: int, j: int | None, digits: int = 3) -> dict[str, str]:
-    """The interval, what chance gives and p of one pair as text, those that are known; "" where there is no pair."""
+    """The interval, chance and p of one pair as text, if known; "" if there is no pair (`j` is None)."""
     texts = {}
     if values.low is not None and values.high is not None:
         ends = (np.nan, np.nan) if j is None else (values.low[i, j], values.high[i, j])
@@ -572,6 +580,7 @@ def doubts(values: Estimate, i: int, j: int | None, digits: int = 3) -> dict[str
         spread = "" if j is None or values.null_spread is None else f"±{number(values.null_spread[i, j], digits)}"
         texts["chance"] = "" if j is None else f"{number(values.null[i, j], digits)}{spread}"
     if (p := decisive_p(values)) is not None:
-        known = np.nan if j is None else float(p[i, j])
-        texts["p"] = f"{written_p(known)} {stars(known):<4}" if stars(known) and digits > 2 else stars(known)
+        p_value = np.nan if j is None else float(p[i, j])
+        marks = stars(p_value)
+        texts["p"] = f"{written_p(p_value)} {marks:<4}" if marks and digits > 2 else marks
     return texts

@@ -1,4 +1,4 @@
-"""How alike a network is at one time and at another, site by site: of one run, or of two."""
+"""The similarity of a network at every time with every other time, site by site, for one run or two."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..checks import nearest
 from ..files import check_schema
 from .comparison import ESTIMATE, Estimate
 from .storage import Array, Result
@@ -39,28 +40,28 @@ SCHEMA = {
 
 @dataclass(frozen=True)
 class Order:
-    """Sites by when they settle, the first first; those that settle together by depth, those that never do last."""
+    """Sites in the order in which they settle; ties in order of depth, and sites that never settle last."""
 
     sites: tuple[str, ...]
     steps: tuple[int | None, ...]
-    correlation: float | None  # Spearman's, of step with depth; None where all settle together or depth is not known
+    correlation: float | None  # Spearman's, of step with depth; None if all settle together or depth is unknown
 
     @property
     def bottom_up(self) -> bool | None:
-        """Whether sites near the input settle earlier on the whole; None if step and depth are unrelated."""
+        """Whether sites near the input tend to settle earlier; None if step and depth are unrelated."""
         return None if not self.correlation else self.correlation > 0
 
 
 @dataclass(frozen=True, eq=False)
 class Dynamics(Result):
-    """Every recorded time against every other, for each site and measure.
+    """Every recorded time compared with every other, for each site and measure.
 
-    With two runs rows are the times of A and columns those of B.
+    With two runs, rows are the times of A and columns those of B.
     """
 
     format = "sosie-dynamics"
     name_a: str
-    name_b: str  # the same name where there is one run
+    name_b: str  # the same name if there is one run
     what: str  # atoms, weights or activations
     sites: tuple[str, ...]
     steps_a: tuple[int, ...]
@@ -78,14 +79,14 @@ class Dynamics(Result):
         if len(set(self.sites)) < len(self.sites):
             raise ValueError(f"a site is named twice: {self.sites}")
         for steps in (self.steps_a, self.steps_b):
-            if any(one >= other for one, other in pairwise(steps)):
+            if any(earlier >= later for earlier, later in pairwise(steps)):
                 raise ValueError(f"steps must increase: {steps}")
         if not self.two_runs and self.steps_a != self.steps_b:
             raise ValueError(f"one run has one list of steps, got {self.steps_a} and {self.steps_b}")
 
     @property
     def steps(self) -> list[int]:
-        """The recorded steps (of A, where there are two runs)."""
+        """The recorded steps (of A if there are two runs)."""
         return list(self.steps_a)
 
     @property
@@ -93,9 +94,9 @@ class Dynamics(Result):
         return list(self.values)
 
     def __getitem__(self, measure: str) -> Estimate:
-        if measure in self.values:
-            return self.values[measure]
-        raise KeyError(f"no values for {measure!r}, only for {', '.join(self.values) or 'nothing'}")
+        if measure not in self.values:
+            raise KeyError(f"no values for {measure!r}{nearest(measure, self.values)}")
+        return self.values[measure]
 
     def _only(self, measure: str | None) -> str:
         if measure is not None:
@@ -105,32 +106,32 @@ class Dynamics(Result):
         return next(iter(self.values))
 
     def matrix(self, measure: str | None = None) -> Array:
-        """The values, (sites, times of A, times of B); of the first measure unless another is named."""
+        """The values, (sites, times of A, times of B), by default of the first measure."""
         return self[self._only(measure)].value.copy()
 
     def to_end(self, measure: str | None = None) -> Array:
-        """How alike each time is to the last one (of B, where there are two runs): (sites, times of A)."""
+        """The value of each time with the last one (of B if there are two runs), (sites, times of A)."""
         return self[self._only(measure)].value[:, :, -1].copy()
 
     def settled(
         self, threshold: float = 0.99, measure: str | None = None, *, within: float | None = None
     ) -> dict[str, int | None]:
-        """The first step of each site from which on it stays near its last state.
+        """The first step from which on each site stays near its last state; None for sites that never settle.
 
         Near means a similarity to the last state of at least `threshold`, at that step and at all later ones. For
-        a distance (lower is closer) `threshold` is the share of the way from the first state to the last: with 0.99, a
-        hundredth of their distance is left; `within` sets a distance instead. An undefined value is not near, so a site
-        whose last state is undefined never settles: None.
+        distances (lower is closer) `threshold` is the share of the way from the first state to the last: with 0.99, a
+        hundredth of their distance is left; `within` sets a distance instead. An undefined value is not near, so a
+        site whose last state is undefined never settles.
         """
         if self.two_runs:
-            raise ValueError("a run settles towards its own end: compute the dynamics of one run")
-        values, near = self[self._only(measure)], self.to_end(measure)
+            raise ValueError("only one run settles, towards its own end: compute the dynamics of one run")
+        values, to_end = self[self._only(measure)], self.to_end(measure)
         if within is not None and (values.closer == "up" or not within >= 0):
             raise ValueError(f"within={within!r}: a distance of at least 0, for measures where lower is closer")
         if not 0 <= threshold <= 1:
             raise ValueError(f"threshold={threshold!r}: from 0 to 1; within= gives a distance")
         steps: dict[str, int | None] = {}
-        for site, row in zip(self.sites, near, strict=True):
+        for site, row in zip(self.sites, to_end, strict=True):
             if values.closer == "up":
                 reached = row >= threshold - 1e-12  # rounding must not delay it
             else:
@@ -141,7 +142,7 @@ class Dynamics(Result):
         return steps
 
     def order(self, threshold: float = 0.99, measure: str | None = None, *, within: float | None = None) -> Order:
-        """Which sites settle first, and whether that goes with depth."""
+        """The order in which sites settle, and its correlation with depth."""
         steps = self.settled(threshold, measure, within=within)
         place = {site: k for k, site in enumerate(self.sites)}
         sites = sorted(steps, key=lambda site: (math.inf if steps[site] is None else steps[site], place[site]))
@@ -150,7 +151,7 @@ class Dynamics(Result):
         return Order(tuple(sites), tuple(steps[site] for site in sites), correlation)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A dict for each measure, site and pair of times."""
+        """One dict per measure, site and pair of times."""
         return [
             {
                 "measure": name,
@@ -168,9 +169,9 @@ class Dynamics(Result):
         ]
 
     def summary_columns(self, measure: str) -> tuple[list[str], list[list[str]]]:
-        """Titles and cells, one per site: how near the first state is to the last, and when the site settles.
+        """Titles, and a column of cells for each: the first state's value with the last, and when the site settles.
 
-        With two runs: how alike the first and the last states of A are to the last of B.
+        With two runs: the values of A's first and last states with B's last.
         """
         ends = self.to_end(measure)
         first, last = ([number(value) for value in ends[:, k]] for k in (0, -1))
@@ -203,7 +204,7 @@ class Dynamics(Result):
         return f"<Dynamics of {self.what}, {name}: {len(self.sites)} sites, {len(self.steps_a)} steps>"
 
     def _repr_html_(self) -> str:
-        """A table for each measure: when each site settles; of two runs, how alike their last states are."""
+        """A table for each measure: when each site settles, or for two runs how alike their last states are."""
         parts = []
         for measure in self.values:
             titles, columns = self.summary_columns(measure)
@@ -213,7 +214,7 @@ class Dynamics(Result):
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Spearman's, with mean ranks for ties; None for fewer than two pairs, or where one side does not vary."""
+    """Spearman's correlation, with mean ranks for ties; None for fewer than two pairs or a constant side."""
     if len(pairs) < 2:
         return None
     x, y = (_ranks(np.array(side, dtype=np.float64)) for side in zip(*pairs, strict=True))
@@ -222,7 +223,7 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
 
 
 def _ranks(values: Array) -> Array:
-    """Centred."""
+    """Centred ranks."""
     _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[index]
     return ranks - ranks.mean()

@@ -1,4 +1,4 @@
-"""Results as versioned JSON that round-trips exactly and is refused in words when it is damaged."""
+"""Results as versioned JSON that round-trips exactly; damaged files raise an error that says what is wrong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Result:
-    """What can be saved and read again; the first class that names a format reads its files."""
+    """The base of everything that can be saved; the first class that names a format reads its files."""
 
     format: ClassVar[str]
     readers: ClassVar[dict[str, type[Result]]] = {}
@@ -30,7 +30,7 @@ class Result:
 
     @classmethod
     def from_json(cls, content: dict[str, Any], path: str | os.PathLike[str]) -> Result:
-        """The result that a file holds; DamagedFile or ValueError where the content does not fit together."""
+        """The result in a file; DamagedFile or ValueError if its content is inconsistent."""
         raise NotImplementedError
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -49,8 +49,8 @@ class Result:
 def load(path: str | os.PathLike[str]) -> Result:
     """Read a file that `save` of any result wrote.
 
-    The checksum in the file must fit. A file that you edited by hand is read once its "hash" is null; files from before
-    there were checksums are read as they are.
+    The checksum in the file must fit. Set "hash" to null in a file that you edited by hand; files older than checksums
+    are read as they are.
     """
     content = read_json(path, tuple(Result.readers), VERSION, "result")
     try:
@@ -62,14 +62,14 @@ def load(path: str | os.PathLike[str]) -> Result:
 
 
 def nested(array: Array) -> Any:
-    """An array as lists. Python writes the shortest decimal that reads back as the same float64; NaN becomes null."""
+    """An array as lists, with None for NaN; Python writes the shortest decimals that read back exactly."""
     if array.ndim > 1:
         return [nested(row) for row in array]
     return [float(v) if math.isfinite(v) else None for v in array]
 
 
 def array_of(lists: Any, shape: tuple[int, ...]) -> Array | None:
-    """The array of this shape that `nested` made lists of; None stays None."""
+    """The array of this shape from the lists of `nested`; None stays None."""
     if lists is None:
         return None
     leaves = lists

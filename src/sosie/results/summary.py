@@ -1,4 +1,4 @@
-"""A matrix of values summed up: a few numbers and one plain sentence."""
+"""A summary of a matrix of values: a few numbers and one sentence."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from .comparison import (
 from .storage import Array
 from .tables import MOST_SHOWN, html_table
 
-# Results of stitching: which values say what the stitched networks do, and which are indices of the layers beside them
+# Results of stitching: some values are about the stitched networks, others are indices of the layers
 
 STITCHED = ("relative_accuracy", "accuracy", "agreement_b", "agreement_a", "cross_entropy")
 
 
 def headline(comparison: Comparison) -> str | None:
-    """The value that says best how stitched networks do; None for a result that is not of stitching."""
+    """The main value of stitched networks; None for other kinds of results."""
     if comparison.kind != "stitching":
         return None
     return next(name for name in STITCHED if name in comparison.values and name != "accuracy")
 
 
 def indices(comparison: Comparison) -> list[str]:
-    """The measures that stand beside what stitched networks do."""
+    """The measures of layers beside the values of stitched networks."""
     return [name for name in comparison.values if name not in STITCHED]
 
 
 def in_order(comparison: Comparison) -> bool:
-    """Whether several sites were paired one to one, the first with the first, and no other pair has a value."""
+    """Whether several sites were paired one to one, in order, so that no other pair has a value."""
     count_a, count_b = len(comparison.side_a.sites), len(comparison.side_b.sites)
     if count_a != count_b or count_a < 2:
         return False
@@ -52,9 +52,9 @@ def in_order(comparison: Comparison) -> bool:
     return all(bool(np.isnan(values.value[beside]).all()) for values in comparison.values.values())
 
 
-# Results of transfer scores: how much a model has to adapt to data, and how that is put in words
+# Transfer scores: how much a model has to adapt to data
 
-MEAN_EMBEDDING = "mean_embedding"  # what models and layers are ranked by, the smallest first
+MEAN_EMBEDDING = "mean_embedding"  # models and layers are ranked by it, smallest first
 TRANSFER = {
     MEAN_EMBEDDING: "‖μ‖ = ‖E[g fᵀ]‖: how strongly the data pull at the model, all in one direction",
     "kernel_norm": "‖K‖ / N²: the norm of the kernel of features × gradients",
@@ -66,7 +66,7 @@ TRANSFER = {
 
 
 def transfer_sentence(comparison: Comparison, measure: str) -> str:
-    """A sentence on where there is least to adapt and where most; for other scores, the lowest and the highest."""
+    """A sentence on the sites with the least and the most to adapt, or the lowest and highest other score."""
     a, b = comparison.side_a, comparison.side_b
     column = comparison[measure].value[:, 0]
     if np.isnan(column).all():
@@ -81,23 +81,23 @@ def transfer_sentence(comparison: Comparison, measure: str) -> str:
 
 
 def over_sites(comparison: Comparison, measure: str) -> float:
-    """The mean of a score over the sites where it is defined; NaN where there is none."""
+    """The mean of a score over the sites where it is defined; NaN if there are none."""
     column = comparison[measure].value[:, 0]
     return float("nan") if np.isnan(column).all() else float(np.nanmean(column))
 
 
 def least_first(comparisons: Iterable[Comparison]) -> list[Comparison]:
-    """The comparisons by their mean embedding, the smallest mean over sites first."""
+    """The comparisons in order of their mean embedding, smallest mean over sites first."""
     return sorted(comparisons, key=lambda c: np.nan_to_num(over_sites(c, MEAN_EMBEDDING), nan=np.inf))
 
 
 def sites_least_first(comparison: Comparison) -> list[int]:
-    """The indices of the sites by their mean embedding, the smallest first and undefined ones last."""
+    """The indices of the sites in order of their mean embedding, smallest first and undefined last."""
     return [int(k) for k in np.argsort(comparison[MEAN_EMBEDDING].value[:, 0], kind="stable")]
 
 
 def transfer_sentence_of_all(comparisons: Iterable[Comparison], measure: str) -> str:
-    """A sentence on which model has least to adapt and which most; for other scores, the lowest and the highest."""
+    """A sentence on the models with the least and the most to adapt, or the lowest and highest other score."""
     ranked = [c for c in least_first(comparisons) if np.isfinite(over_sites(c, measure))]
     if not ranked:
         return f"{measure} is undefined everywhere."
@@ -115,14 +115,14 @@ def transfer_sentence_of_all(comparisons: Iterable[Comparison], measure: str) ->
     return f"{text}." if len(ranked) == 1 else f"{text}, {last} the most ({high})."
 
 
-MANY = 6  # layers of B from which a best match one layer off still counts as being at the same depth
+MANY = 6  # layers of B from which a best match one layer off counts as at the same depth
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The same-depth curve, the best-match curve, and a sentence or two that say what was found.
+    """The same-depth curve, the best-match curve, and a sentence or two.
 
-    A site that stands for the whole model is in the curves, but is not a layer: means and counts leave it out.
+    A site for the whole model is in the curves, but means and counts leave it out.
     """
 
     measure: str
@@ -156,7 +156,7 @@ def summarise(comparison: Comparison, measure: str) -> Summary:
 
 
 def _partners(comparison: Comparison) -> tuple[int, ...]:
-    """B's site at the same depth for each of A's; a site for the whole model has B's whole model, if there is one."""
+    """The site of B at the same depth as each of A's; for the whole model, B's whole model if there is one."""
     rows, columns = layers_of(comparison)
     whole = [j for j, site in enumerate(comparison.side_b.sites) if site == WHOLE]
     other = (whole or [len(comparison.side_b.sites) - 1])[-1]
@@ -192,7 +192,7 @@ def _sentence(
         return f"By {measure}, nothing that {a.name} and {b.name} have in common is distinguishable from chance."
     sign = 1.0 if values.closer == "up" else -1.0
     layers, others = layers_of(comparison)
-    if np.isnan(diagonal[layers]).all():  # the whole has a value, and no layer has
+    if np.isnan(diagonal[layers]).all():  # only the whole model has a value
         layers = list(range(len(diagonal)))
     most, least = (layers[int(f(sign * diagonal[layers]))] for f in (np.nanargmax, np.nanargmin))
     high, low = two_decimals(diagonal[most]), two_decimals(diagonal[least])
@@ -213,20 +213,20 @@ def _sentence(
     )
     if shifted or in_order(comparison):
         return f"{text}."
-    slack = int(len(others) >= MANY)  # one up or down is near among many layers, and anywhere among few
-    pairs = [(p, partner[i]) for i in layers if (p := best_partner[i]) is not None]  # a layer may have no value at all
+    slack = int(len(others) >= MANY)  # one up or down is near among many layers only
+    pairs = [(p, partner[i]) for i in layers if (p := best_partner[i]) is not None]  # a layer may have no value
     aligned = sum(abs(p - q) <= slack for p, q in pairs)
     near = ", give or take one" if slack else ""
     return f"{text}; {aligned} of {len(pairs)} layers find their best match at the same depth{near}."
 
 
 def two_decimals(value: float) -> str:
-    """The value with two decimals; large ones with three figures and a power of ten."""
+    """The value with two decimals, or if it is large with three significant digits and a power of ten."""
     return f"{value:.2f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 
 def _chance(values: Estimate, best_partner: dict[int, int | None]) -> str:
-    """A sentence on how many best matches are distinguishable from chance; "" where no p-value is known."""
+    """A sentence on how many best matches are distinguishable from chance; "" without p-values."""
     yes, no = distinguishable(values), by_chance(values)
     places = [(i, j) for i, j in best_partner.items() if j is not None]
     if yes is None or no is None:
@@ -249,7 +249,7 @@ REST = "rows() or write_report"
 
 
 def as_html(comparison: Comparison) -> str:
-    """A sentence and a table for each measure; of transfer scores one table for all."""
+    """A sentence and a table for each measure; for transfer scores one table for all."""
     if comparison.kind == "transfer":
         return _scores(comparison)
     parts = []
@@ -271,7 +271,7 @@ def as_html(comparison: Comparison) -> str:
 
 
 def _scores(comparison: Comparison) -> str:
-    """Transfer scores: a row for each layer, the one with least to adapt first, a column for each score."""
+    """Transfer scores: a row for each layer, the one with the least to adapt first, and a column for each score."""
     order = sites_least_first(comparison)
     titles = [comparison.side_a.name, *comparison.values]
     rows = [

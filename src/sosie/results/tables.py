@@ -1,4 +1,4 @@
-"""Rows as they are shown: one way of writing a cell, and one table for notebooks, in which everything is escaped."""
+"""How rows are shown: cells as text, and an escaped table for notebooks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_SHOWN = 40  # rows in a notebook or a console
 
 
 class Rows:
-    """A sequence of rows, a dict each, which are in `found`."""
+    """A sequence of the rows in `found`, one dict each."""
 
     found: tuple[dict[str, Any], ...]
 
@@ -33,7 +33,7 @@ class Rows:
 
 
 def cell(value: Any) -> str:
-    """A value as text; nothing for None."""
+    """A value as text; "" for None."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -46,7 +46,7 @@ def cell(value: Any) -> str:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number of a comparison as text: so many decimals, or three figures where those would not show it."""
+    """A number as text with so many decimals, or three significant digits if decimals would not show it."""
     if not math.isfinite(value):
         return "undefined"
     if digits == 2 and abs(value) < 5e-3:
@@ -55,7 +55,7 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """A number with its noun, as in "1 model" and "2 models"."""
+    """A count with its noun, as in "1 model" and "2 models"."""
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
@@ -67,7 +67,7 @@ def html_table(
     see: str = "rows()",
     faded: Collection[int] = (),
 ) -> str:
-    """The first rows as an HTML table; `of`: how many rows there are in all, `see`: where to find the rest."""
+    """The first rows as an HTML table; `of`: the number of all rows, `see`: where to find the rest."""
     shown = rows[:MOST_SHOWN]
     head = "".join(f"<th>{escape(title)}</th>" for title in titles)
     body = []
@@ -80,11 +80,8 @@ def html_table(
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
 
 
-# Rows as a data frame
-
-
 def as_frame(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None = None) -> pandas.DataFrame:
-    """A data frame with one row per dict; `columns` are kept, in this order, even where there are no rows."""
+    """A data frame with one row per dict; `columns` are kept in this order, even without rows."""
     try:
         import pandas
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Comparing sketches as models are compared: values with intervals, chance levels and caveats."""
+"""Compare sketches like models: values with intervals, chance levels and caveats."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from .kernels import SketchPair
 from .sketches import NotShared, Sketch
 
 Array = np.ndarray
-DEFAULT = "linear_cka"  # the default: debiased values of small sketches are noisy
+DEFAULT = "linear_cka"  # debiased values of small sketches are noisy
 UNPAIRED = ("linear_cka", "normalized_bures", "spectral_bures_distance")
-DRAWS = 5  # for the chance level of sketches without common rows; they hardly differ from each other
-SLACK = 30  # sums over buckets round more than those over rows
-PRODUCT_ROUNDING = 1e-12  # a product of kernels is centred as a matrix, not by rows: rounding is not squared
-_ROWS_WILL_DO = ("bures_distance",)  # reads rows, but only for their covariance, which buckets have too
+DRAWS = 5  # for the chance level of sketches without common rows; draws hardly differ
+SLACK = 30  # sums over buckets round more than sums over rows
+PRODUCT_ROUNDING = 1e-12  # a product of kernels is centred as a matrix, not by rows, so that rounding is not squared
+_OF_BUCKETS = ("bures_distance",)  # reads rows, but only for their covariance, which buckets have too
 
 
 def is_sketch(thing: Any) -> bool:
-    """Whether something is a sketch, or a file that holds one."""
+    """Return whether this is a sketch, or a file that holds one."""
     if isinstance(thing, (str, os.PathLike)):
         return Path(thing).suffix == ".safetensors" and is_statistics(thing, kind="sketch")
     return isinstance(thing, Sketch)
 
 
 def open_sketch(thing: Any) -> Sketch:
-    """The sketch, read from a file if need be."""
+    """Return the sketch, read from a file if it is a path."""
     is_path = isinstance(thing, (str, os.PathLike))
     if not isinstance(thing, Sketch) and not (is_path and Path(thing).suffix == ".safetensors"):
         got = repr(thing) if is_path else type(thing).__name__
@@ -58,15 +58,15 @@ def compare_sketches(
     seed: int,
     decided: Mapping[str, Any],
 ) -> Comparison | Comparisons:
-    """Compare sketches of the same data, in the same buckets with the same signs; all pairs of them.
+    """Compare all pairs of sketches of the same data, in the same buckets with the same signs.
 
-    `decided`: options of `sosie.compare` that are fixed when a sketch is made; all of them must be None.
+    `decided` holds the options of `sosie.compare` that are fixed when a sketch is made: all must be None.
     """
     sketches = [open_sketch(thing) for thing in things]
     if wrong := [name for name, value in decided.items() if value is not None]:
         raise ValueError(
-            f"{', '.join(wrong)}: not for sketches, for which this was decided when they were made; sketch.at(…) "
-            "selects some of their sites"
+            f"{', '.join(wrong)}: not for sketches, where this was decided when they were made; sketch.at(…) selects "
+            "sites"
         )
     chosen = find_measures(DEFAULT if measures is None else measures, of="layers")
     for other in sketches[1:]:
@@ -88,12 +88,12 @@ def compare_unpaired(
     draws: int | None = None,
     seed: int = 0,
 ) -> Comparison:
-    """Compare sketches that share no rows: of different data, with different numbers of rows, or with other seeds.
+    """Compare sketches that share no rows: of different data, numbers of rows, or seeds.
 
-    Such kernels have no row in common, so the cosine of two of them depends only on how their variance is spread over
-    directions and on the size of the sketch; the result always has the chance level, from `draws` of other buckets and
-    signs. `spectral_bures_distance` compares the spectra directly, and `bures_distance` the covariances of sites whose
-    neurons correspond: one network on two sets of data.
+    The cosine of kernels without a common row depends only on how their variance is spread over directions and on the
+    size of the sketch; the result always has the chance level, from `draws` of other buckets and signs.
+    `spectral_bures_distance` compares the spectra directly, and `bures_distance` the covariances of sites whose neurons
+    correspond: one network on two data sets.
     """
     a, b = open_sketch(sketch_a), open_sketch(sketch_b)
     chosen = find_measures(measures, of="layers")
@@ -106,7 +106,7 @@ def compare_unpaired(
             f"without common rows only sketches of one size can be compared, got {sizes}; make both with the same size"
         )
     if debiased := [m.name for m in chosen if m.reads is DebiasedAlignment]:
-        raise ValueError(f"{', '.join(debiased)}: needs common rows; linear_cka comes with a chance level")
+        raise ValueError(f"{', '.join(debiased)}: needs common rows; take linear_cka, which has a chance level")
     if a is not b:
         try:
             a.check_shared(b)
@@ -126,14 +126,14 @@ def _compare(a: Sketch, b: Sketch, measures: Sequence[Measure], *, draws: int, s
     if b.compared != kernel:
         raise ValueError(f"need one kernel of both sketches, got {kernel!r} and {b.compared!r}: see Sketch.using")
     for measure in measures:
-        if measure.reads not in SketchPair.supplies and measure.base not in _ROWS_WILL_DO:
+        if measure.reads not in SketchPair.supplies and measure.base not in _OF_BUCKETS:
             raise ValueError(
-                f"{measure.name} reads rows or neurons, which a sketch does not have: it supplies Gram matrices and "
-                "covariances, for linear_cka, debiased_cka, kernel_alignment, normalized_bures, procrustes_angle …"
+                f"{measure.name} reads rows or neurons, which a sketch does not have: take linear_cka, debiased_cka, "
+                "kernel_alignment, normalized_bures, procrustes_angle or others of Gram matrices or covariances"
             )
     pair = SketchPair(a.kernels(), b.kernels(), a.height, a.exact, a.stack)
     if not shared and a.seed == b.seed:
-        # With one seed the buckets of both hold the same numbers of rows: a likeness that is not the networks'.
+        # With one seed, the buckets of both hold equally many rows, which would count as similarity of the networks.
         pair = pair.redrawn(seed, -1)
     sides = a.side, b.side
     if a.side.name == b.side.name:
@@ -171,7 +171,7 @@ class Evaluation:
             value, undefined = matrices[measure.name]
             chance = chances.get(measure.name)
             interval = self._interval(measure, value)
-            said = [
+            notes = [
                 *caveats.of_undefined(undefined, *self.sides),
                 *self._about_values(measure, value),
                 *self._about_the_interval(interval[0], value, chance),
@@ -180,7 +180,7 @@ class Evaluation:
                 *caveats.of_bounds(measure, value),
                 *caveats.of_left_out(*self.sides),
             ]
-            said += caveats.of_nan(value, said, *self.sides)
+            notes += caveats.of_nan(value, notes, *self.sides)
             if chance is not None and not self.draws:
                 chance = Chance(chance.mean, chance.spread)
             estimates[measure.name] = Estimate.of(
@@ -190,14 +190,14 @@ class Evaluation:
                 statistic=self.pair.describe(),
                 interval=interval,
                 chance=chance,
-                caveats=(*said, *self.general),
+                caveats=(*notes, *self.general),
             )
         return estimates
 
     def _matrices(
         self, measures: Sequence[Measure], pair: SketchPair
     ) -> dict[str, tuple[Array, dict[tuple[int, int], str]]]:
-        """For each measure its values (A, B), and why some are missing; measures share the work per pair of sites."""
+        """The values (A, B) of each measure, and why some are missing; measures share the work per pair of sites."""
         shape = (len(pair.a), len(pair.b))
         varied = tuple(~constant for constant in self._constant)
         widths = tuple(tuple(side.widths) for side in self.sides)
@@ -216,7 +216,7 @@ class Evaluation:
 
     @cached_property
     def _constant(self) -> tuple[Array, Array]:
-        """Which sites have a centred kernel of zero: dead ones, those without gradients, and single rows."""
+        """The sites whose centred kernel is zero: dead ones, those without gradients, and single rows."""
         nil = PRODUCT_ROUNDING if self.pair.exact and self.kernel.startswith("hadamard") else 0
         a, b = (
             constant_sites(share, side, SLACK) | ~(share.numpy() > nil)
@@ -225,9 +225,9 @@ class Evaluation:
         return a, b
 
     def _chance(self, measures: Sequence[Measure], values: dict[str, Array]) -> dict[str, Chance]:
-        """The values with other buckets and signs for B: by formula where there is one, else by draws.
+        """The values by chance, with other buckets and signs for B: by formula where there is one, else by draws.
 
-        Without common rows there are a few draws even if the user wants none.
+        Sketches without common rows have a few draws even if the user wants none.
         """
         chances = {}
         drawn: dict[str, list[Array]] = {}
@@ -243,7 +243,7 @@ class Evaluation:
                 chances[measure.name] = Chance(np.zeros(tuple(view.xy.shape)), None)
                 continue
             mean, variance = self.pair.redrawn_moments(measure.reads)
-            # These measures are proportional to xy, so that its mean and spread give theirs.
+            # These measures are proportional to xy, so its mean and spread give those of the measure.
             spread = None if variance is None else measure(replace(view, xy=variance.sqrt())).numpy()
             chances[measure.name] = Chance(measure(replace(view, xy=mean)).numpy(), spread)
         drawing = [measure for measure in measures if measure.name in drawn]
@@ -255,7 +255,7 @@ class Evaluation:
     def _interval(self, measure: Measure, value: Array) -> Interval:
         """The interval for other inputs in other buckets, by leaving out each bucket in turn.
 
-        None for kernels whose rows are not sums over the inputs of a bucket, and for sketches without common rows.
+        None if the rows of a kernel are not sums over the inputs of a bucket, and without common rows.
         """
         sums = issubclass(measure.reads, Alignment) and self.kernel not in ("midpoint", "hadamard_of_sketches")
         if self.pair.exact or not self.shared or not sums or self.pair.size < FEWEST_GROUPS:
@@ -271,13 +271,13 @@ class Evaluation:
         yield from self._at(np.isnan(low) & np.isfinite(value), text)
         if pair.stack > 1 and pair.n < pair.stack * pair.size:
             yield Caveat(
-                f"each input is in {pair.stack} buckets (stack), which the interval counts as different inputs: with "
-                f"only {pair.n} inputs in {pair.size} buckets it is too narrow; take stack=1"
+                f"each input is in {pair.stack} buckets (stack), which the interval counts as different inputs: it is "
+                f"too narrow for only {pair.n} inputs in {pair.size} buckets; take stack=1"
             )
         if pair.a[0].halves is not None:
             yield Caveat(
-                "the interval is about other buckets, not about other columns of the sketch of f ⊗ g: where networks "
-                "are alike it is too narrow"
+                "the interval covers other buckets, but not other columns of the sketch of f ⊗ g: it is too narrow "
+                "where networks are similar"
             )
         if chance is not None and chance.spread is not None:
             yield from caveats.near_chance(value, chance.mean, chance.spread, *self.sides)
@@ -288,26 +288,26 @@ class Evaluation:
         constant = [[text if is_constant else None for is_constant in side] for side in self._constant]
         yield from caveats.at_sites(constant, *self.sides, undefined=True)
         if debiased and not pair.exact:
-            # A debiased norm may be negative, so that it has no root, or so small that a cosine is above 1.
+            # A debiased norm may be negative, or so small that a cosine exceeds 1.
             vary_a, vary_b = (~constant for constant in self._constant)
             text = f"undefined: the noise of sketching to {pair.size} outweighs the kernel; take a larger size"
             yield from self._at(np.isnan(value) & vary_a[:, None] & vary_b, text, undefined=True)
         if not self.shared and measure.paired:
             yield Caveat(
-                f"the two sketches share no rows: the value depends on spectra and the {pair.size} buckets, and chance "
-                "gives about the same whatever the networks; read it against chance, or take spectral_bures_distance"
+                f"the sketches share no rows: the value depends on spectra and the {pair.size} buckets, and is close "
+                "to chance for any two networks; read it against chance, or take spectral_bures_distance"
             )
         if self.kernel == "hadamard_of_sketches" and not pair.exact:
             yield Caveat(
-                "the product of two sketched kernels is not the sketch of their product: values are too high; "
-                "using('hadamard') takes the sketch of the product"
+                "the product of two sketched kernels is not the sketch of their product: values are too high; take "
+                "using('hadamard')"
             )
         if not pair.exact and self.shared and pair.n <= pair.size:
             yield Caveat(
-                f"{pair.n} rows fit into {pair.size} buckets: size=None (--size all) keeps them, which is exact"
+                f"{pair.n} rows fit into {pair.size} buckets: size=None (--size all) keeps every row, which is exact"
             )
         if not pair.exact and self.shared and not debiased and measure.paired:
-            # Buckets make unlike rows look alike; the columns of a TensorSketch add to norms alone.
+            # Buckets make different rows look alike; the columns of a TensorSketch add to norms alone.
             way = "biased" if pair.a[0].halves is not None else f"biased {measure.closer}"
             yield Caveat(
                 f"{pair.n} rows in {pair.size} buckets: {way}; debiased_cka corrects for it, the interval does not"

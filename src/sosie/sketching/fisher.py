@@ -7,8 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,14 +19,14 @@ from torch.func import functional_call, vjp, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from ..capture import Chunk, SilentSite, cut, nearest, unwrap, watch
+from ..capture import Chunk, SilentSite, cut, unwrap, watch
 from ..capture.restore import every_module_called
-from ..checks import one_of, whole_number
+from ..checks import listed, matching, one_of, whole_number
 from ..engine.network import Network
 from ..engine.outputs import Labels
 from ..engine.provenance import provenance
 from ..engine.stream import Stream
-from ..files import DamagedFile
+from ..files import reading
 from ..process_state import full_precision, products
 from ..stats import Reader, check_labels, load_statistics, row_hash, save_statistics
 from .gradients import chunks_of
@@ -36,34 +35,31 @@ AVERAGES = ("parameters", "filters")
 KIND = "task2vec"
 UNDER = ("labels", "expected", "drawn")
 WEIGHT_LAYERS = (nn.Linear, _ConvNd)
-MEMORY = {"cpu": 16 * 2**20}  # bytes of gradients held at a time; a CPU is faster with few
+MEMORY = {"cpu": 16 * 2**20}  # bytes of gradients in memory at a time; a CPU is faster with few
 _MEMORY_OF_OTHERS = 2**30
-PROBE = 2  # inputs on which gradients layer by layer are compared with autograd's
-AGREE = {torch.float64: 1e-8, torch.float32: 1e-3}  # relative difference that rounding may make
+PROBE = 2  # inputs on which gradients by layer are compared with autograd's
+AGREE = {torch.float64: 1e-8, torch.float32: 1e-3}  # relative difference that rounding can make
 AGREE_IN_HALF = 0.05
 
 
 def log_p_of(network: Network, logits: Tensor, inputs: int) -> tuple[Tensor, Tensor]:
-    """A classifier's logits (n, classes) and their log-probabilities, both in float64; raises at other answers."""
+    """A classifier's logits (n, classes) and their log-probabilities in float64; other outputs raise an error."""
     shape, dtype = tuple(logits.shape), str(logits.dtype).removeprefix("torch.")
     if len(shape) != 2 or shape[0] != inputs or shape[1] < 2 or not logits.is_floating_point():
         raise ValueError(
-            f"{network.name}: p(y|x) is read from logits (n, classes) with at least two classes, but {inputs} "
-            f"inputs gave outputs of shape {shape} and type {dtype}"
+            f"{network.name}: need logits (n, classes) with at least two classes, but {inputs} inputs gave outputs of "
+            f"shape {shape} and type {dtype}"
         )
     logits = logits.detach() if logits.device.type in ("cpu", "cuda") else logits.detach().cpu()
     answers = Reader(network.name, "auto").read(logits)
     if answers.scores is None or answers.log_p is None or answers.kind != "logits":
-        raise ValueError(
-            f"{network.name}: the outputs are {answers.kind}, not logits: leave out the softmax at the end"
-        )
+        raise ValueError(f"{network.name}: the outputs are {answers.kind}, not logits: remove the softmax at the end")
     return answers.scores, answers.log_p
 
 
 def drawn_labels(log_p: Tensor, start: int, *, seed: int, draw: int) -> Tensor:
-    """(n,) one class per input, drawn from its own p by a hash of the input's index, whatever the batch size."""
-    own = int(row_hash(np.array([draw]), seed)[0])
-    hashes = row_hash(np.arange(start, start + len(log_p)), own)
+    """(n,) one class per input, drawn from its p by a hash of the input's index, whatever the batch size."""
+    hashes = row_hash(np.arange(start, start + len(log_p)), int(row_hash(np.array([draw]), seed)[0]))
     uniform = torch.from_numpy((hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53).to(log_p.device)
     shares = log_p.exp().cumsum(1)
     # Scaled by the last sum, which is not quite 1 by rounding, so that the class always has p > 0.
@@ -72,7 +68,7 @@ def drawn_labels(log_p: Tensor, start: int, *, seed: int, draw: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Task2Vec:
-    """The diagonal of the Fisher information, tensor by tensor, as `task2vec` makes it."""
+    """The diagonal of the Fisher information by parameter, from `task2vec`."""
 
     name: str
     fisher: Mapping[str, Tensor]  # by parameter, float64, on the CPU
@@ -84,42 +80,35 @@ class Task2Vec:
 
     @property
     def vector(self) -> Tensor:
-        """All of it as one vector, in the model's order."""
+        """The whole diagonal as one vector, in the model's order."""
         return torch.cat([part.flatten() for part in self.fisher.values()])
 
     def distance(self, other: Task2Vec, *, normalised: bool = False) -> float:
         """Cosine distance 1 − ⟨a, b⟩ / (‖a‖ ‖b‖) of the two vectors: 0 for the same direction, 1 at most.
 
-        `normalised` divides both by a + b first, entry by entry, as Achille et al. 2019 do (their symmetric distance),
+        `normalised` first divides both by a + b, entry by entry, as the symmetric distance of Achille et al. 2019 does,
         so that parameters of large Fisher information do not outweigh the rest; entries that are 0 in both are ignored.
         """
-        self._check_same_parameters(other)
+        if self.average != other.average:
+            raise ValueError(f"averages differ: {self.average!r} of {self.name}, {other.average!r} of {other.name}")
+        shapes = [{name: str(tuple(part.shape)) for name, part in t.fisher.items()} for t in (self, other)]
+        names = dict.fromkeys([*shapes[0], *shapes[1]])
+        shown = {name: " and ".join(side.get(name, "absent") for side in shapes) for name in names}
+        if odd := [f"{name} ({shown[name]})" for name in names if shapes[0].get(name) != shapes[1].get(name)]:
+            raise ValueError(
+                f"{self.name} and {other.name} do not have the same parameters: {listed(odd)}. Heads of different size "
+                "can be left out of both: task2vec(…, leave_out='fc.*'); different architectures cannot be compared"
+            )
         a, b = self.vector, other.vector
         if normalised:
             some = (a + b) > 0
             a, b = ((part[some] / (a + b)[some]) for part in (a, b))
         lengths = [float(part.norm()) for part in (a, b)]
-        for which, length in zip((self, other), lengths, strict=True):
+        for side, length in zip((self, other), lengths, strict=True):
             if not length:
-                raise ValueError(f"{which.name}: the Fisher information is 0 throughout, so it has no direction")
+                raise ValueError(f"{side.name}: the Fisher information is 0 throughout, so it has no direction")
         # Half the squared distance of the directions is 1 − cos, without the rounding of 1 − (nearly 1).
         return float((a / lengths[0] - b / lengths[1]).square().sum() / 2)
-
-    def _check_same_parameters(self, other: Task2Vec) -> None:
-        if self.average != other.average:
-            raise ValueError(f"averages differ: {self.average!r} of {self.name}, {other.average!r} of {other.name}")
-        a, b = ({name: str(tuple(part.shape)) for name, part in each.fisher.items()} for each in (self, other))
-        odd = [
-            f"{name} ({a.get(name, 'absent')} and {b.get(name, 'absent')})"
-            for name in dict.fromkeys([*a, *b])
-            if a.get(name) != b.get(name)
-        ]
-        if odd:
-            shown = ", ".join(odd[:5]) + (f" and {len(odd) - 5} more" if len(odd) > 5 else "")
-            raise ValueError(
-                f"{self.name} and {other.name} do not have the same parameters: {shown}. Heads of different size can "
-                "be left out of both: task2vec(…, leave_out='fc.*'); different architectures cannot be compared"
-            )
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write a safetensors file, whole or not at all."""
@@ -130,12 +119,10 @@ class Task2Vec:
     def load(cls, path: str | os.PathLike[str]) -> Task2Vec:
         """Read what `save` wrote."""
         fisher, about = load_statistics(path, kind=KIND)
-        if not all(isinstance(part, Tensor) for part in fisher.values()):
-            raise DamagedFile(f"{path} is damaged: a Task2Vec embedding holds tensors only")
-        try:
+        with reading(path):
+            if not all(isinstance(part, Tensor) for part in fisher.values()):
+                raise TypeError("a Task2Vec embedding holds tensors only")
             return cls(fisher=fisher, **about)
-        except TypeError as error:
-            raise DamagedFile(f"{path} is damaged: {error}") from error
 
     def __repr__(self) -> str:
         tensors, numbers = len(self.fisher), sum(part.numel() for part in self.fisher.values())
@@ -164,14 +151,14 @@ def task2vec(
 ) -> Task2Vec:
     """The Task2Vec embedding: E_x E_{y ~ p(y|x)} (∂ log p(y|x) / ∂θ)² for each parameter θ (Achille et al. 2019).
 
-    `model`: a classifier whose outputs are logits (n, classes), or a specification; `data` as in `compare`. The model
+    `model` is a classifier whose outputs are logits (n, classes), or a specification; `data` as in `compare`. The model
     runs in eval mode and is left as found; all parameters count, frozen ones too. y is drawn from the model's own
     prediction, `draws` times per input, by a hash of the input's index and `seed`, so that the batch size does not
     matter; `exact` takes the expectation over all classes instead, at one backward pass per class.
 
-    `parameters`, `leave_out`: names or globs, e.g. leave_out="fc.*" where heads differ. `average`: "parameters" keeps
-    one entry per parameter; "filters" takes the mean over each filter, which is what lies below one entry of a tensor's
-    first dimension (tensors of one dimension stay as they are).
+    `parameters` and `leave_out` are names or globs, e.g. leave_out="fc.*" where heads differ. `average="filters"` takes
+    the mean over each filter, all that lies below one entry of a tensor's first dimension (tensors of one dimension
+    stay as they are); "parameters" keeps one entry per parameter.
     """
     one_of(average, "average", AVERAGES)
     whole_number(draws, "draws", least=1)
@@ -184,8 +171,8 @@ def task2vec(
         _, log_p = log_p_of(network, logits, chunk.count)
         p, classes = log_p.exp(), log_p.shape[1]
         if exact:
-            each, root = torch.eye(classes, dtype=p.dtype, device=p.device), (log_p / 2).exp()
-            return [root[:, y, None] * (each[y] - p) for y in range(classes)]
+            one_hot, root = torch.eye(classes, dtype=p.dtype, device=p.device), (log_p / 2).exp()
+            return [root[:, y, None] * (one_hot[y] - p) for y in range(classes)]
         labels = (drawn_labels(log_p, chunk.start, seed=seed, draw=draw) for draw in range(draws))
         return [(F.one_hot(y, classes) - p) / draws**0.5 for y in labels]
 
@@ -194,13 +181,11 @@ def task2vec(
         for chunk in chunks_of(Stream.reading(data, max_rows), f"Fisher information of {network.name}"):
             squares.add(chunk, cotangents)
             n += chunk.count
-        # Where a square is not finite, neither is the sum; it is taken on the device, so that one number each moves.
+        # Summed on the device, so that one number per parameter moves: not finite where a square is not.
         totals = [total.sum().reshape(1) for total in squares.sums.values()]
         whole = torch.cat([total.to(totals[0].device) for total in totals]).tolist()
         if bad := [name for name, total in zip(squares.sums, whole, strict=True) if not math.isfinite(total)]:
-            raise ValueError(
-                f"{network.name}: gradients are NaN or infinite (or too large to square) at {', '.join(bad[:5])}"
-            )
+            raise ValueError(f"{network.name}: gradients are NaN or infinite (or too large to square) at {listed(bad)}")
         fisher = {name: total.div_(n).cpu() for name, total in squares.sums.items()}
     if average == "filters":
         fisher = {name: part.flatten(1).mean(1) if part.ndim > 1 else part for name, part in fisher.items()}
@@ -216,23 +201,18 @@ def _chosen(network: Network, parameters: str | Sequence[str], leave_out: str | 
         known[".".join(part for part in raw.split(".") if part != "_orig_mod")] = parameter
     if not known:
         raise ValueError(f"{network.name} has no parameters, so no Fisher information")
-    names = _matching(parameters, known) - _matching(leave_out, known)
+
+    def selected(patterns: str | Sequence[str]) -> set[str]:
+        patterns = [patterns] if isinstance(patterns, str) else patterns
+        return {name for pattern in patterns for name in matching(known, pattern, "no parameter is called")}
+
+    names = selected(parameters) - selected(leave_out)
     chosen = {name: parameter for name, parameter in known.items() if name in names}
     if not chosen:
         raise ValueError(f"{network.name}: no parameters are left: parameters={parameters!r}, leave_out={leave_out!r}")
     if odd := [name for name, parameter in chosen.items() if not parameter.is_floating_point()]:
         raise ValueError(f"{network.name}: {', '.join(odd)} are not real numbers; leave them out with leave_out=")
     return chosen
-
-
-def _matching(patterns: str | Sequence[str], known: Mapping[str, Any]) -> set[str]:
-    matching: set[str] = set()
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        names = {pattern} & set(known) or {name for name in known if fnmatchcase(name, pattern)}
-        if not names:
-            raise ValueError(f"no parameter {pattern!r}{nearest(pattern, known)}")
-        matching |= names
-    return matching
 
 
 # Squares of the gradients of each input, summed over inputs
@@ -251,13 +231,13 @@ class _Call(NamedTuple):
 class SquaredGradients:
     """Σ over inputs of (∂⟨c, f(x)⟩/∂θ)² at each parameter θ, for cotangents c at the model's answer f(x).
 
-    One batched backward pass gives the gradient at the output of each layer, (inputs, …); together with the layer's
-    input that gives the gradient at its parameters for each input (`gradient_of_each`). On the first two inputs these
-    gradients are compared with autograd's. Parameters where they differ (used outside of their layer as well, or by a
-    layer that does not keep inputs apart), and those that belong to no single layer, take one backward pass per input.
-    For all parameters of a ResNet-18 that takes 1.2 times as long on one core and 17 to 41 times on an H200, torch.func
-    5 times as long on one core and 4 to 9 times on an H200 (bench/task2vec.py).
-    The model is in eval mode inside `as_found`, which restores the parameters' requires_grad, changed here.
+    One batched backward pass gives the gradient at the output of each layer, (inputs, …), and together with the layer's
+    input the gradient at its parameters for each input (`gradient_of_each`). On the first two inputs these gradients
+    are compared with autograd's. Parameters where they differ (used outside their layer as well, or by a layer that
+    mixes inputs), and those that belong to no single layer, take one backward pass per input. For all parameters of a
+    ResNet-18 that takes 1.2 times as long on one core and 17 to 41 times on an H200, torch.func 5 times as long on one
+    core and 4 to 9 times on an H200 (bench/task2vec.py). The model is in eval mode inside `as_found`, which restores
+    the parameters' requires_grad, changed here.
     """
 
     def __init__(self, network: Network, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -265,17 +245,16 @@ class SquaredGradients:
         for name, module in network.model.named_modules():
             if isinstance(module, _BatchNorm) and module.running_mean is None:
                 raise ValueError(
-                    f"{name or 'the model'} ({type(module).__name__}) keeps no running statistics, so an answer "
-                    "depends on the other inputs of its batch: one input has no gradient of its own"
+                    f"{name or 'the model'} ({type(module).__name__}) keeps no running statistics, so outputs depend "
+                    "on the other inputs of the batch, and a single input has no gradient"
                 )
         names = {id(parameter): name for name, parameter in parameters.items()}
-        self._layers: list[tuple[nn.Module, dict[str, str]]] = []  # with names of parameters by the layer's own
+        self._layers: list[tuple[nn.Module, dict[str, str]]] = []  # with the names of parameters, by the layer's names
         for layer in network.model.modules():
-            if isinstance(layer, WEIGHT_LAYERS) or not any(True for _ in layer.children()):
-                own = {key: names[id(p)] for key, p in layer._parameters.items() if id(p) in names}
-                if own:
-                    self._layers.append((layer, own))
-        self.by_input = set(parameters).difference(*(own.values() for _, own in self._layers))
+            local = {key: names[id(p)] for key, p in layer._parameters.items() if id(p) in names}
+            if local and (isinstance(layer, WEIGHT_LAYERS) or next(layer.children(), None) is None):
+                self._layers.append((layer, local))
+        self.by_input = set(parameters).difference(*(local.values() for _, local in self._layers))
         self._tried = 0  # inputs on which the layers were tried
         with torch.inference_mode(False):
             self.sums = {
@@ -284,7 +263,7 @@ class SquaredGradients:
             }
 
     def add(self, chunk: Chunk, cotangents: Callable[[Tensor], Sequence[Tensor]]) -> None:
-        """Add the squares of a chunk, summed over the `cotangents(answers)`, which are (inputs, …) each."""
+        """Add the squares of a chunk, summed over `cotangents(answers)`, each (inputs, …)."""
 
         def add(name: str, squares: Tensor) -> None:
             self.sums[name] += squares.to(self.sums[name].device)
@@ -309,41 +288,41 @@ class SquaredGradients:
         cotangents: Callable[[Tensor], Sequence[Tensor]],
         take: Callable[[str, list[_Call]], None],
     ) -> list[Tensor]:
-        """Run all inputs forwards and, from each cotangent, backwards; returns the cotangents.
+        """Run all inputs forwards and, from each cotangent, backwards; return the cotangents.
 
         `take` gets every parameter with all calls of layers that use it, once the backward pass has reached them.
         """
         # No gradient at a weight, which a backward pass would sum over inputs: the graph begins at the first layers.
         for parameter in self._network.model.parameters():
             parameter.requires_grad_(False)
-        uses: Counter[str] = Counter()  # how many calls of layers use a parameter
-        arrived: dict[str, list[_Call]] = {}  # those of them that the backward pass has reached
-        starts: list[Tensor] = []  # where the graph begins
+        uses: Counter[str] = Counter()  # number of calls that use a parameter
+        arrived: dict[str, list[_Call]] = {}  # the calls that the backward pass has reached
+        starts: list[Tensor] = []  # the leaves of the graph
 
-        def listen(own: dict[str, str], layer: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+        def listen(names: dict[str, str], layer: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
             """A forward hook that keeps the layer's input until the gradient at its output is known."""
             x = args[0] if args else kwargs.get("input")
             if not torch.is_grad_enabled() or not isinstance(x, Tensor) or not isinstance(output, Tensor):
                 return None
-            replaced = None
+            replacement = None
             if not output.requires_grad:
                 starts.append(output.detach().requires_grad_())
-                output = replaced = starts[-1].clone()  # a leaf must not be overwritten in place by the next layer
-            uses.update(own.values())
+                output = replacement = starts[-1].clone()  # the next layer must not overwrite a leaf in place
+            uses.update(names.values())
             x, version = x.detach(), x._version
 
             def arrive(gradient: Tensor) -> None:
-                for key, name in own.items():
+                for key, name in names.items():
                     arrived.setdefault(name, []).append(_Call(layer, key, x, version, gradient))
                     if len(arrived[name]) == uses[name]:  # gradients are summed before they are squared
                         take(name, arrived.pop(name))
 
             output.register_hook(arrive)
-            return replaced
+            return replacement
 
         handles = [
-            layer.register_forward_hook(partial(listen, own), prepend=True, with_kwargs=True)
-            for layer, own in self._layers
+            layer.register_forward_hook(partial(listen, names), prepend=True, with_kwargs=True)
+            for layer, names in self._layers
         ]
         try:
             answers = self._network.outputs(chunk)
@@ -360,7 +339,7 @@ class SquaredGradients:
     def _run_by_input(
         self, chunk: Chunk, cotangents: Sequence[Tensor], names: Sequence[str]
     ) -> Iterator[tuple[int, dict[str, Tensor]]]:
-        """The number of an input and autograd's gradients at some parameters, for each input and cotangent."""
+        """Yield the number of an input and autograd's gradients at some parameters, for each input and cotangent."""
         parameters = [self._parameters[name].requires_grad_() for name in names]
         for i in range(chunk.count if names else 0):
             answer = self._network.outputs(Chunk(cut(chunk.batch, i, i + 1), chunk.start + i, 1))
@@ -372,7 +351,7 @@ class SquaredGradients:
 
     @full_precision()
     def _try_layers(self, few: Chunk) -> None:
-        """Find the parameters whose gradients layer by layer are not autograd's, and leave them to autograd."""
+        """Find the parameters whose gradients by layer differ from autograd's, and leave them to autograd."""
         by_layers: dict[str, Tensor] = {}
 
         def take(name: str, calls: list[_Call]) -> None:
@@ -383,7 +362,7 @@ class SquaredGradients:
                 self.by_input.add(name)  # the shapes of this layer do not keep inputs apart
 
         def random(answers: Tensor) -> list[Tensor]:
-            """A confident model's own gradients are next to nothing, and would all agree."""
+            # The gradients of a confident model are next to nothing, and would all agree.
             return [torch.randn(answers.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)]
 
         pulls = self._run_by_layers(few, random, take)
@@ -399,7 +378,7 @@ class SquaredGradients:
             dtype, device = self._parameters[name].dtype, self._parameters[name].device.type
             if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
                 dtype = torch.get_autocast_dtype(device)  # of the products behind autograd's gradient
-            # Where a gradient cancels to nothing (that of a bias before a norm, say), rounding is all that is left.
+            # Where a gradient cancels (of a bias before a norm, say), only rounding is left.
             rounding = 8 * torch.finfo(dtype).eps * largest
             if not difference <= max(AGREE.get(dtype, AGREE_IN_HALF) * size, rounding):
                 self.by_input.add(name)
@@ -413,9 +392,8 @@ def _sum_of_squares(calls: Sequence[_Call], parameter: Tensor, count: int) -> Te
         x, g = (_wide(t).reshape(count, -1).square() for t in (x, g))
         return g.T @ x
     if len(calls) == 1 and isinstance(layer, nn.Embedding):
-        # Without a table per input, which takes 3 times as long for a small transformer with 30,000 words. Positions of
-        # one input that hold the same token are summed, then squared; m of them repeat the sum m times, so each counts
-        # 1/m.
+        # A table per input takes 3 times as long for a small transformer with 30,000 words. Positions of one input with
+        # the same token are summed, then squared; m of them repeat the sum m times, so each counts 1/m.
         tokens, g = x.reshape(count, -1), _wide(g).reshape(count, -1, layer.embedding_dim)
         same = (tokens[:, :, None] == tokens[:, None, :]).to(g.dtype)
         squares = (same @ g).square_() / same.sum(2, keepdim=True)
@@ -435,21 +413,19 @@ def _sum_of_squares(calls: Sequence[_Call], parameter: Tensor, count: int) -> Te
 
 def _each(calls: Sequence[_Call], start: int, stop: int, count: int) -> Tensor:
     """(stop − start, *shape): a parameter's gradients for some inputs, summed over its calls, in float32 at least."""
-    total: Tensor | None = None
+    gradients = []
     for layer, key, x, version, g in calls:
         if x._version != version:
             raise RuntimeError(f"the input of a {type(layer).__name__} was overwritten in place after it was read")
         if len(x) % count or len(g) % count:
             raise ValueError(f"{count} inputs, but the layer saw {tuple(x.shape)}")
         x, g = (_wide(t[start * len(t) // count : stop * len(t) // count]) for t in (x, g))
-        each = gradient_of_each(layer, key, x, g, stop - start)
-        total = each if total is None else total + each
-    assert total is not None
-    return total
+        gradients.append(gradient_of_each(layer, key, x, g, stop - start))
+    return reduce(torch.add, gradients)
 
 
 def gradient_of_each(layer: nn.Module, key: str, x: Tensor, g: Tensor, count: int) -> Tensor:
-    """(inputs, *shape): gradients at one parameter of a layer, from the layer's input and the gradient at its output.
+    """(inputs, *shape): gradients at a parameter of a layer, from the layer's input and the gradient at its output.
 
     Linear, convolutional and batch norm layers have formulas, all others use torch.func. A ResNet-18 on 32 images
     takes 2.4 s on one core, 4.5 s without the formula for convolutions and 4.8 s without that for batch norms.
@@ -476,7 +452,7 @@ def gradient_of_each(layer: nn.Module, key: str, x: Tensor, g: Tensor, count: in
 
 
 def _at_kernels(layer: Any, x: Tensor, g: Tensor, count: int) -> Tensor:
-    """(inputs, out channels, in channels / groups, *kernel): gradients times the patches that each output saw."""
+    """(inputs, out channels, in channels / groups, *kernel): gradients times the patches behind each output."""
     if x.ndim != len(layer.kernel_size) + 2:
         raise ValueError(f"a convolution over {tuple(x.shape)}, which has no dimension for inputs")
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
@@ -488,13 +464,13 @@ def _at_kernels(layer: Any, x: Tensor, g: Tensor, count: int) -> Tensor:
     patches = x.as_strided(size, (first, channel, *by_kernel, *by_place))
     patches = patches.reshape(count, len(x) // count, layer.groups, -1, math.prod(g.shape[2:]))
     gradients = g.reshape(count, len(x) // count, layer.groups, layer.out_channels // layer.groups, -1)
-    # Several images per input (of a model that folds frames into the batch, say) are further positions of it.
+    # Several images per input (where frames are folded into the batch, say) are further positions.
     patches, gradients = (t.movedim(1, -2).flatten(-2) for t in (patches, gradients))
     return (gradients @ patches.mT).reshape(count, *layer.weight.shape)
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """The tensor in float32 at least; whole numbers are left as they are."""
+    """The tensor in float32 at least; whole numbers stay as they are."""
     return tensor.float() if tensor.is_floating_point() and tensor.element_size() < 4 else tensor
 
 
@@ -507,15 +483,15 @@ class FisherRao:
 
     name: str
     norm: float
-    layers: int  # L, the hidden layers; the norm is (L + 1) √mean
+    layers: int  # L, the number of hidden layers; the norm is (L + 1) √mean
     n: int
     under: str
 
     def distance(self, other: FisherRao) -> float:
-        """|a − b| / √(a b) of the two norms; with the same L the factor L + 1 cancels."""
-        for each in (self, other):
-            if not each.norm > 0:
-                raise ValueError(f"{each.name}: the Fisher–Rao norm is {each.norm:g}, and the distance divides by it")
+        """|a − b| / √(a b) of the two norms; for the same L the factor L + 1 cancels."""
+        for side in (self, other):
+            if not side.norm > 0:
+                raise ValueError(f"{side.name}: the Fisher–Rao norm is {side.norm:g}, and the distance divides by it")
         # √(a/b) − √(b/a) is the same, without a product of norms that could overflow.
         ratio = (self.norm / other.norm) ** 0.5
         return abs(ratio - 1 / ratio)
@@ -536,12 +512,13 @@ def fisher_rao_norm(
 ) -> FisherRao:
     """‖θ‖_fr with ‖θ‖_fr² = (L + 1)² E ⟨f, ∇_f ℓ⟩², f the logits and ℓ the cross-entropy (Liang et al. 2019).
 
-    For layers without biases and activations like ReLU it is E ⟨θ, ∇_θ ℓ⟩², so it needs no gradient at parameters.
-    `layers` is L, the number of hidden layers. None counts the calls of Linear and convolutional layers in a forward
-    and takes one less, which makes L + 1 the number of weight layers; shortcuts with a convolution count too.
+    For layers without biases and activations like ReLU that is E ⟨θ, ∇_θ ℓ⟩², without a gradient at parameters.
+    `layers` is L, the number of hidden layers; None counts the calls of Linear and convolutional layers in one forward
+    pass, less one. L + 1 is then the number of weight layers, convolutions in shortcuts included.
 
-    `under`: the expectation is over inputs and "labels", those of the data (or `labels`, as in `compare_outputs`), over
-    labels "expected" under the model's own p(y|x), or over labels "drawn" from it with `seed`, one per input.
+    The expectation is over inputs and, by `under`, over "labels", those of the data (or `labels`, as in
+    `compare_outputs`), labels "expected" under the model's own p(y|x), or labels "drawn" from it with `seed`, one per
+    input.
     """
     one_of(under, "under", UNDER)
     if layers is not None:
@@ -549,12 +526,11 @@ def fisher_rao_norm(
     if labels is not None and under != "labels":
         raise ValueError(f"labels were given, but under={under!r} does not read them")
     network = Network.of(model, prepare=prepare, inputs=inputs, device=device)
-    given = Labels(labels)
-    total, n = 0.0, 0
+    reader = Labels(labels)
+    total, n, hidden = 0.0, 0, layers
     with network.borrowed():
         for chunk in chunks_of(Stream.reading(data, max_rows), f"Fisher–Rao norm of {network.name}"):
-            if layers is None:
-                layers = _hidden_layers(network, chunk)
+            hidden = _hidden_layers(network, chunk) if hidden is None else hidden
             f, log_p = log_p_of(network, network.outputs(chunk), chunk.count)
             # ⟨f, ∇_f ℓ⟩ with ∇_f ℓ = p − onehot(y): the mean logit under p less the logit of y. Relative to the largest
             # logit: p − onehot sums to 0, so a shift changes only the rounding.
@@ -564,28 +540,25 @@ def fisher_rao_norm(
                 squares = (p * (f - mean[:, None]).square()).sum(1)
             else:
                 drawn = under == "drawn"
-                y = drawn_labels(log_p, chunk.start, seed=seed, draw=0) if drawn else _given_labels(given, chunk, f)
+                y = drawn_labels(log_p, chunk.start, seed=seed, draw=0) if drawn else _labels_of(reader, chunk, f)
                 squares = (mean - f.gather(1, y[:, None])[:, 0]).square()
             total += float(squares.sum())
             n += chunk.count
-    assert layers is not None
-    return FisherRao(network.name, (layers + 1) * (total / n) ** 0.5, layers, n, under)
+    assert hidden is not None
+    return FisherRao(network.name, (hidden + 1) * (total / n) ** 0.5, hidden, n, under)
 
 
-def _given_labels(labels: Labels, chunk: Chunk, logits: Tensor) -> Tensor:
-    given = labels.of(chunk)
-    if given is None:
-        raise ValueError(
-            "the data have no labels: give (x, y) batches or labels=, or use the model's own answers with "
-            "under='expected'"
-        )
-    if len(given) != chunk.count:
-        raise ValueError(f"{chunk.count} inputs, but {len(given)} labels")
-    return check_labels(given, "labels", logits.shape[1]).to(logits.device)
+def _labels_of(labels: Labels, chunk: Chunk, logits: Tensor) -> Tensor:
+    y = labels.of(chunk)
+    if y is None:
+        raise ValueError("the data have no labels: give (x, y) batches, labels= or under='expected'")
+    if len(y) != chunk.count:
+        raise ValueError(f"{chunk.count} inputs, but {len(y)} labels")
+    return check_labels(y, "labels", logits.shape[1]).to(logits.device)
 
 
 def _hidden_layers(network: Network, chunk: Chunk) -> int:
-    """The number of calls of weight layers in one forward, without the last."""
+    """The number of calls of weight layers in one forward pass, less one."""
     kinds = {type(module) for module in network.model.modules() if isinstance(module, WEIGHT_LAYERS)}
     try:
         if not kinds:
@@ -594,6 +567,7 @@ def _hidden_layers(network: Network, chunk: Chunk) -> int:
             network.outputs(chunk)
     except SilentSite as error:
         raise ValueError(
-            f"{network.name}: no Linear or convolutional layer ran ({error}); give layers=, the number of hidden ones"
+            f"{network.name}: no Linear or convolutional layer ran ({error}); give the number of hidden layers as "
+            "layers="
         ) from error
     return len(seen.sites) - 1

@@ -1,4 +1,4 @@
-"""Running a network backwards: the gradient at its answer, and rows of features and gradients at every site."""
+"""Run a network backwards: the gradient at its answer, and rows of features and gradients at every site."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from numbers import Real
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from ..capture import (
     without_labels,
 )
 from ..capture.batches import rebuild, with_tensors
+from ..checks import positive
 from ..engine.network import Network
 from ..engine.stream import Stream
 from ..process_state import matmul_precision, without_autocast
@@ -36,23 +36,20 @@ from ..progress import Progress
 Loss = Callable[[Any, Any], Tensor]
 Rows = Callable[[str, Tensor], None]
 BETA = 0.5
-NOTED = 4096  # flags of numbers that are not finite which are collected before the GPU is synchronised
+NOTED = 4096  # finiteness flags that are collected before the GPU is synchronised
 _SUMS_TO_ONE = 1e-3
 _OTHERWISE = "give output=function(answer, batch) → one loss per input"
-_FIXED = (
-    "with a fixed variance the tempered prediction is symmetric about the mean, and every gradient is exactly 0, "
-    f"whatever beta. Add a variance head, or {_OTHERWISE}"
-)
+_FIXED = f"with a fixed variance every gradient is exactly 0, whatever beta. Add a variance head, or {_OTHERWISE}"
 
 # The gradient of an expected loss at a network's answer, which one backward pass carries to every site
 
 
 @dataclass(frozen=True)
 class Predictive:
-    """Where a backward pass begins: how the answers are read, in words, and the gradient at them.
+    """The loss whose gradient a backward pass carries to the sites, in words and as a function.
 
-    `pull(answer, batch, mask, check)` gives a part of the answer and the gradient of the loss with respect to it;
-    `check`: first raise unless the answer can be read in this way.
+    `pull(answer, batch, mask, check)` returns a part of the answer and the gradient of the loss with respect to it;
+    with `check` it first raises unless the answer can be read in this way.
     """
 
     words: str
@@ -60,16 +57,14 @@ class Predictive:
 
 
 def predictive_of(output: str | Loss, beta: float) -> Predictive:
-    """The predictive of a model whose answers are "logits" or "gaussian", or of the user's own loss."""
+    """The predictive of a model that returns "logits" or "gaussian" predictions, or of the user's own loss."""
     if callable(output):
         name = getattr(output, "__qualname__", type(output).__qualname__)
         return Predictive(f"loss {name}", partial(_pull_at_losses, output))
     pulls = {"logits": _pull_at_logits, "gaussian": _pull_at_log_variance}
     if output not in pulls:
         raise ValueError(f"output is 'logits', 'gaussian' or a function(answer, batch) → losses, got {output!r}")
-    if isinstance(beta, bool) or not isinstance(beta, Real) or not 0 < beta <= 1:
-        raise ValueError(f"beta tempers the prediction, q ∝ p^beta: a number in (0, 1], got {beta!r}")
-    if beta == 1:
+    if positive(beta, "beta", most=1, why="it tempers the prediction, q ∝ p^beta") == 1:
         raise ValueError(
             "beta=1 gives gradients of exactly 0: the expected loss is smallest under the model's own prediction. Take "
             "beta below 1 (the paper takes 0.5), or a loss of your own"
@@ -78,32 +73,29 @@ def predictive_of(output: str | Loss, beta: float) -> Predictive:
 
 
 def _pull_at_logits(beta: float, answer: Any, batch: Any, mask: Tensor | None, check: bool) -> tuple[Tensor, Tensor]:
-    """The logits and p − q, the gradient of −log p(y) expected under the tempered prediction q ∝ p^β, held fixed.
-
-    No label is needed.
-    """
+    """The logits and p − q, the gradient of −log p(y) expected under the tempered prediction q ∝ p^β, held fixed."""
     logits = answer_in(answer)
     if check and isinstance(answer, Mapping) and "last_hidden_state" in answer and answer.get("logits") is None:
         raise ValueError(
-            "output='logits', but the model answers with hidden states, since it has no head: take one with a "
-            f"head, sketch kernels='features' alone, or {_OTHERWISE}"
+            "output='logits', but the model returns hidden states, since it has no head: take one with a head, "
+            f"sketch kernels='features' alone, or {_OTHERWISE}"
         )
     if logits is None or not logits.is_floating_point():
         kind = type(answer).__name__ if logits is None else str(logits.dtype).removeprefix("torch.")
-        raise ValueError(f"output='logits', but the model answers with {kind}; {_OTHERWISE}")
-    # In float64: a confident p − q is the difference of two numbers near 1.
+        raise ValueError(f"output='logits', but the model returns {kind}; {_OTHERWISE}")
+    # In float64, since a confident p − q is the difference of two numbers near 1.
     exact = logits.detach().double()
     if check:
         inputs = count_inputs(batch)
         if logits.ndim not in (2, 3) or len(logits) != inputs or logits.shape[-1] < 2:
             raise ValueError(
                 "output='logits' means (inputs, classes) or (inputs, tokens, classes), at least two classes; the model "
-                f"answers {inputs} inputs with {tuple(logits.shape)}; {_OTHERWISE}"
+                f"returns {tuple(logits.shape)} for {inputs} inputs; {_OTHERWISE}"
             )
         if bool(((exact.sum(-1) - 1).abs().amax() < _SUMS_TO_ONE) & (exact >= 0).all()):
             raise ValueError(
-                "output='logits', but the model answers with probabilities (they add up to 1): take the model without "
-                f"its softmax, or {_OTHERWISE}"
+                "output='logits', but the model returns probabilities (they sum to 1): remove its softmax, or "
+                f"{_OTHERWISE}"
             )
     pull = torch.softmax(exact, -1) - torch.softmax(beta * exact, -1)
     if logits.ndim == 3 and mask is not None and mask.shape == logits.shape[:2]:
@@ -122,13 +114,13 @@ def _pull_at_log_variance(
         answer = (answer["mean"], answer["log_variance"])
     if not (isinstance(answer, Sequence) and len(answer) == 2 and all(isinstance(part, Tensor) for part in answer)):
         raise ValueError(
-            "output='gaussian' needs a model that answers (mean, log_variance), or a dict with both: " + _FIXED
+            "output='gaussian' needs a model that returns (mean, log_variance), or a dict with both: " + _FIXED
         )
     mean, log_variance = answer
     if check and (log_variance.shape != mean.shape or len(mean) != count_inputs(batch)):
         raise ValueError(
             "output='gaussian' means a mean and a log-variance of one shape, (inputs, …); for "
-            f"{count_inputs(batch)} inputs the model answers {tuple(mean.shape)} and {tuple(log_variance.shape)}"
+            f"{count_inputs(batch)} inputs the model returns {tuple(mean.shape)} and {tuple(log_variance.shape)}"
         )
     if check and not log_variance.requires_grad and torch.is_grad_enabled():
         raise ValueError(f"the log-variance does not depend on what the network computes: {_FIXED}")
@@ -146,7 +138,7 @@ def _pull_at_losses(function: Loss, answer: Any, batch: Any, mask: Tensor | None
 
 @dataclass
 class GradientNetwork(Network):
-    """A network that hands over rows of features and of gradients, from one forward and one backward pass."""
+    """A network that yields rows of features and of gradients, from one forward and one backward pass."""
 
     predictive: Predictive = field(kw_only=True)
 
@@ -165,11 +157,11 @@ class GradientNetwork(Network):
             stack.enter_context(self.borrowed())
             if any(parameter.is_inference() for parameter in self.model.parameters()):
                 raise ValueError(
-                    f"the weights of {self.name} were made in torch.inference_mode, so that nothing can be "
-                    "differentiated: outside of it, copy.deepcopy(model) gives a model without that"
+                    f"the weights of {self.name} were made in torch.inference_mode, so nothing can be differentiated: "
+                    "copy.deepcopy(model) outside of it"
                 )
             for parameter in self.model.parameters():
-                parameter.requires_grad_(False)  # only sites get gradients; put back at the end
+                parameter.requires_grad_(False)  # only sites get gradients; restored at the end
             for request in select(self.model, self.sites).values():
                 stack.callback(request.module.register_forward_hook(self._begin_graph).remove)
             self._seen = stack.enter_context(
@@ -181,20 +173,19 @@ class GradientNetwork(Network):
                 self._seen = None
 
     def chunks(self, stream: Stream, *, task: str) -> Iterator[Chunk]:
-        """The data in the loader's batches; numbers that were not finite raise an error, at the end at the latest."""
+        """The data in the loader's batches; numbers that are not finite raise an error, at the end at the latest."""
         yield from chunks_of(stream, f"{task} {self.name}")
         self.check_finite()
 
     def _begin_graph(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """A forward hook that begins the graph at the first sites: below them nothing is kept for the backward pass."""
+        """A forward hook that begins the graph at the first sites, so that nothing is kept below them."""
         if self._backward is None:
             return None
-        fresh = fresh_leaf(output, anew=not self._leaves)
-        if fresh is None:
+        if (fresh := fresh_leaf(output, anew=not self._leaves)) is None:
             return unshared(output)  # with an in-place operation on a view, the gradient would bypass the hook
-        leaf, replaced = fresh
+        leaf, replacement = fresh
         self._leaves.append(leaf)
-        return replaced
+        return replacement
 
     def _receive(self, site: Site, activation: Tensor) -> Any:
         # Rows may be a view of the activation, which the model may overwrite before its gradient arrives.
@@ -206,8 +197,8 @@ class GradientNetwork(Network):
     def _receive_gradient(self, site: Site, kept: Tensor, gradient: Tensor | None) -> None:
         assert self._backward is not None
         assert self._chunk is not None
-        if gradient is None:  # as after quantised layers
-            raise ValueError(f"no gradient comes back to {site.label}: what follows it cannot be differentiated")
+        if gradient is None:  # quantised layers, for one
+            raise ValueError(f"no gradient reaches {site.label}: what follows it cannot be differentiated")
         self._keep.check(site.label, kept)
         mask = self._masks.at(site, gradient)
         self._reached.add(site.label)
@@ -221,7 +212,7 @@ class GradientNetwork(Network):
         return side
 
     def read_rows(self, chunk: Chunk, features: Rows, gradients: Rows | None) -> None:
-        """Run one forward pass and, with `gradients`, one backward pass; features come before gradients."""
+        """Run a forward pass and, with `gradients`, a backward pass; features come before gradients."""
         if gradients is None:
             with matmul_precision("ieee"):
                 self.read(chunk, features)
@@ -231,7 +222,7 @@ class GradientNetwork(Network):
         self._leaves, self._reached, self._counts = [], set(), {}
         self._keep.start()
         try:
-            # In inference mode, which the caller may have on, nothing can be differentiated.
+            # Nothing can be differentiated in inference mode, which the caller may have on.
             with matmul_precision("ieee"), self._named_in_errors(chunk), torch.inference_mode(False):
                 with torch.no_grad():
                     args, kwargs = self.arguments(chunk)
@@ -253,8 +244,8 @@ class GradientNetwork(Network):
             self._checked = True
             if not part.requires_grad or not self._leaves:
                 raise ValueError(
-                    f"the answer of {self.name} does not depend on any of the sites in a way that can be "
-                    "differentiated: choose sites that the answer is made from, and a forward without torch.no_grad()"
+                    f"the answer of {self.name} does not depend on any site in a way that can be differentiated: "
+                    "choose sites that the answer is computed from, and a forward without torch.no_grad()"
                 )
             self.note_finite("the answer or the loss is", part)
             torch.autograd.grad(part, self._leaves, cotangent, allow_unused=True)
@@ -266,21 +257,19 @@ class GradientNetwork(Network):
             )
 
     def note_finite(self, what: str, numbers: Tensor) -> None:
-        """Note whether these numbers of the chunk are finite; read later, so as not to synchronise a GPU."""
+        """Note whether these numbers of the chunk are finite, to be read later without synchronising a GPU."""
         assert self._chunk is not None
-        flag = (numbers.detach() * 0).sum(dtype=torch.float64)  # NaN if one of them is not finite, else 0
+        flag = (numbers.detach() * 0).sum(dtype=torch.float64)  # NaN if a number is not finite, else 0
         self._noted.append((what, self._chunk.start, self._chunk.count, flag))
         if not flag.is_cuda or len(self._noted) >= NOTED:
             self.check_finite()
 
     def check_finite(self) -> None:
-        """Raise if a noted number was not finite, naming the place and the inputs."""
+        """Raise if a noted number is not finite, naming the place and the inputs."""
         noted, self._noted = self._noted, []
-        if not noted:
-            return
-        flags = torch.stack([flag.to(noted[0][-1].device) for *_, flag in noted])
-        for k in flags.isnan().cpu().nonzero().flatten().tolist()[:1]:
-            what, start, count, _ = noted[k]
+        flags = torch.stack([flag.to(noted[0][-1].device) for *_, flag in noted]).isnan().tolist() if noted else []
+        if True in flags:
+            what, start, count, _ = noted[flags.index(True)]
             raise ValueError(
                 f"{self.name}: {what} NaN or infinite for some of the inputs {start} to {start + count - 1}, or too "
                 "large to be squared; look at those inputs, or at the weights"
@@ -288,7 +277,7 @@ class GradientNetwork(Network):
 
 
 def chunks_of(stream: Stream, task: str) -> Iterator[Chunk]:
-    """The data in the loader's batches, with progress shown."""
+    """The data in the loader's batches, with a progress bar."""
     with Progress(task, stream.expected, "inputs") as bar:
         for chunk in stream.chunks(block=None):
             yield chunk
@@ -299,7 +288,7 @@ def chunks_of(stream: Stream, task: str) -> Iterator[Chunk]:
 
 
 def input_numbers(batch: Any, count: int, device: torch.device | None = None) -> Tensor:
-    """(count,) in float64, on a device: a fixed random combination of the numbers of each input, without labels."""
+    """(count,) in float64: a fixed random combination of the numbers of each input, without labels."""
     leaves: list[Any] = []
     rebuild(leaves.append, with_tensors(without_labels(batch)))
     total = torch.zeros(count, dtype=torch.float64, device=device)
@@ -309,15 +298,16 @@ def input_numbers(batch: Any, count: int, device: torch.device | None = None) ->
             rows = rows.abs() if rows.is_complex() else rows
             # In float32 on the device of the data, so that only one number per input moves.
             numbers = (rows.float() @ _weights(rows.shape[1], k, rows.device)).double()
-            total += numbers.to(total.device, non_blocking=total.is_cuda)
         elif isinstance(leaf, (list, tuple)) and len(leaf) == count:
             numbers = torch.tensor([zlib.crc32(repr(item).encode()) / 2**32 for item in leaf], dtype=torch.float64)
-            total += numbers.to(total.device, non_blocking=total.is_cuda)
+        else:
+            continue
+        total += numbers.to(total.device, non_blocking=total.is_cuda)
     return torch.nan_to_num(total)  # NaN would hide any difference
 
 
 @lru_cache(maxsize=16)
 def _weights(width: int, seed: int, device: torch.device) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)  # on the CPU: the same for every device
+    generator = torch.Generator().manual_seed(seed)  # on the CPU, so that every device has the same
     with torch.inference_mode(False):
         return torch.randn(width, generator=generator).to(device, non_blocking=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from ..checks import one_of
 from ..linalg import (
     ENOUGH_DIGITS,
     ENOUGH_DIGITS_FLOAT32,
@@ -48,25 +49,25 @@ KERNELS = {
 
 @dataclass
 class Kernel:
-    """One site's sketched kernel S K Sᵀ, both centred (before it was sketched) and uncentred."""
+    """The sketched kernel S K Sᵀ of one site, both centred (before sketching) and uncentred."""
 
     name: str
-    n: int  # rows behind it
+    n: int  # number of rows that were sketched
     make: Callable[[bool], Tensor]  # centred? → rows (M, k) whose products are the kernel
     halves: Callable[[], tuple[Tensor, Tensor]] | None = None  # centred rows of two independent sketches of ψ
     trace: Tensor | None = None  # of the centred kernel, exact
     diagonal: Tensor | None = None  # (M,) the sketched diagonal of the centred kernel
-    dtype: torch.dtype = torch.float64  # that the rows were sketched in
-    folded: int | None = None  # columns that wider rows were projected to before they were sketched
-    columns: tuple[object, ...] = ()  # identifies the columns of its rows, where those of two kernels may correspond
+    dtype: torch.dtype = torch.float64  # in which rows were sketched
+    folded: int | None = None  # columns that rows were projected to before they were sketched
+    columns: tuple[object, ...] = ()  # identifies the columns, where those of two kernels may correspond
 
     @property
     def rows(self) -> Tensor:
         """(M, k): centred rows in the coordinates of ψ; they are wide, so they are not kept."""
         return self.make(True).double()
 
-    # Wide rows are multiplied on their device; the products are small, and compared on the CPU, so that the two sides
-    # may be on different devices.
+    # Wide rows are multiplied on their device; the products are small, and compared on the CPU, so that the sides may
+    # be on different devices.
 
     @once
     def gram(self) -> Tensor:
@@ -88,7 +89,7 @@ class Kernel:
 
     @once
     def _narrow(self) -> Tensor | None:
-        """The rows, if they are no wider than there are buckets."""
+        """The rows, if they have no more columns than there are buckets."""
         rows = self.rows
         return rows.cpu() if rows.shape[1] <= len(rows) else None
 
@@ -99,7 +100,7 @@ class Kernel:
 
     @once
     def factor(self) -> Tensor:
-        """(M, r): such rows in other coordinates, in a fraction of the time; for what no rotation changes."""
+        """(M, r): the root up to a rotation, in a fraction of the time."""
         return gram_factor(self.gram) if self._narrow is None else self._narrow
 
     @once
@@ -113,13 +114,13 @@ class Kernel:
         """Two independent estimates of the kernel, its trace and its diagonal, which correct the bias of a sketch."""
         if self.trace is None or self.diagonal is None:
             raise ValueError(
-                f"it is not known how much sketching adds to the kernel {self.name!r}, so there is no debiased value: "
+                f"the kernel {self.name!r} has no debiased value, since it is not known how much sketching adds to it: "
                 "take linear_cka, or a sketch of every row (size=None)"
             )
         return *self.half_grams, self.trace.double(), self.diagonal.double()
 
     def redrawn(self, draw: Resketch) -> Kernel:
-        """This kernel with its buckets in another order and with other signs."""
+        """This kernel with other buckets and signs, as if no row were shared."""
         diagonal = None if self.diagonal is None else draw.rows(self.diagonal)
         known = self.halves, self.trace, diagonal, self.dtype, self.folded, self.columns
         return _RedrawnKernel(self.name, self.n, self.make, *known, before=self, draw=draw)
@@ -127,7 +128,7 @@ class Kernel:
 
 @dataclass
 class _RedrawnKernel(Kernel):
-    """A kernel with other buckets and signs, computed from the original without sketching again."""
+    """A kernel with other buckets and signs, made from the original without sketching again."""
 
     before: Kernel = field(kw_only=True, repr=False)
     draw: Resketch = field(kw_only=True, repr=False)
@@ -143,10 +144,8 @@ class _RedrawnKernel(Kernel):
 
 def kernel_of(site: SiteSketch, name: str, sketch: Sketch) -> Kernel:
     """The kernel of that name at one site of a sketch."""
-    if name not in KERNELS:
-        raise ValueError(f"no kernel is called {name!r}; there are {', '.join(KERNELS)}")
-    if name == "hadamard" and sketch.exact:
-        name = "hadamard_of_sketches"  # the rows are not sketched, so this is the product itself
+    if one_of(name, "kernel", KERNELS) == "hadamard" and sketch.exact:
+        name = "hadamard_of_sketches"  # rows are not sketched, so this is the product itself
     n = sketch.n
     if name in ("hadamard_of_sketches", "midpoint"):
         f, g = site.part("features", name), site.part("gradients", name)
@@ -159,7 +158,7 @@ def kernel_of(site: SiteSketch, name: str, sketch: Sketch) -> Kernel:
         two = name == "hadamard"  # copies
         means = [mean_squared(part, n) for part in parts]
         if two and site.moment is not None and len(site.moment) == site.width:
-            # ‖ψ̄‖² of f ⊗ g exactly: the error of a sketched large mean would outweigh what is left after centring.
+            # ‖ψ̄‖² of f ⊗ g, exactly: the error of a large sketched mean would outweigh the centred kernel.
             means = [(site.moment / n).square().sum()]
 
         def make(centred: bool) -> Tensor:
@@ -178,7 +177,7 @@ def kernel_of(site: SiteSketch, name: str, sketch: Sketch) -> Kernel:
     kernel.folded = None if name == "hadamard" else site.folded
     if name == "hadamard":
         kernel.columns = "f ⊗ g", sketch.seed
-    elif name != "hadamard_of_sketches":  # whose columns are eigenvectors
+    elif name != "hadamard_of_sketches":  # there, columns are eigenvectors
         kernel.columns = ("neurons",) if site.folded is None else (site.folded, sketch.seed)
     if sketch.exact:
         kernel.trace, kernel.diagonal = kernel.gram.trace(), kernel.gram.diagonal()
@@ -186,18 +185,18 @@ def kernel_of(site: SiteSketch, name: str, sketch: Sketch) -> Kernel:
 
 
 def side_by_side(copies: Tensor) -> Tensor:
-    """(n, 2k) from the two copies (2, n, k) of a TensorSketch: products are the mean of those of the copies."""
+    """(n, 2k) from the two copies (2, n, k) of a TensorSketch; inner products are the mean over the copies."""
     return torch.cat([*copies], 1) / len(copies) ** 0.5
 
 
 def mean_squared(part: Part, n: int) -> Tensor:
-    """‖ψ̄‖², averaged over the copies of a sketch of ψ, each of which is unbiased."""
+    """‖ψ̄‖², averaged over the copies of a sketch of ψ, which are unbiased."""
     mean = part.total / n
     return mean.square().sum() / (len(mean) if mean.ndim == 2 else 1)
 
 
 def _rows(part: Part, sketch: Sketch, centred: bool) -> Tensor:
-    """S Ψ, or S (Ψ − 1 ψ̄ᵀ): centred before it is sketched, which differs from centring afterwards."""
+    """S Ψ, or S (Ψ − 1 ψ̄ᵀ): centred before sketching, which differs from centring afterwards."""
     if not centred:
         return part.rows
     mean = part.total / sketch.n
@@ -221,12 +220,12 @@ def _root(gram: Tensor) -> Tensor:
 def product_gram(f: Part, g: Part, sketch: Sketch, centred: bool) -> Tensor:
     """(M, M): K̃_f ∘ K̃_g.
 
-    Signs cancel in the product, so a bucket holds the unsigned sum of its rows' f ⊗ g, and noise. Centring subtracts
-    as many means as the bucket has rows; each row counts once, however many buckets it is in.
+    Signs cancel in the product, so a bucket holds the unsigned sum of f ⊗ g over its rows, and noise. Centring
+    subtracts the mean once for each row of the bucket; a row counts once, however many buckets it is in.
     """
     gram = self_product(f.rows.double().T) * self_product(g.rows.double().T)
     if centred:
-        share = (sketch.counts / sketch.counts.sum()).to(gram.device)  # with a stack, a row is in several buckets
+        share = (sketch.counts / sketch.counts.sum()).to(gram.device)  # a stack puts a row into several buckets
         gram = gram - share[:, None] * gram.sum(0)
         gram = gram - gram.sum(1)[:, None] * share
     return (gram + gram.T) / 2
@@ -235,7 +234,7 @@ def product_gram(f: Part, g: Part, sketch: Sketch, centred: bool) -> Tensor:
 def _midpoint(f: Part, g: Part, sketch: Sketch, centred: bool) -> Tensor:
     """(F + G Qᵀ) / 2 with Q = U Vᵀ from Fᵀ G = U Σ Vᵀ: the rotation that brings gradients nearest to features.
 
-    Directions of the gradients without a counterpart in the features (of dead neurons, say) get columns of their own.
+    Directions of the gradients without a counterpart in the features (dead neurons, say) get their own columns.
     """
     rows_f, rows_g = f.rows.double(), g.rows.double()
     # U and V (k, r) by way of the smaller of rows and columns.
@@ -272,7 +271,7 @@ class SketchPair:
 
     @property
     def signed(self) -> bool:
-        """Whether the kernels carry signs: not a product of sketches, where they cancel, nor rows as they are."""
+        """Whether kernels have signs: they cancel in a product of sketches, and rows that are kept have none."""
         return self.a[0].name != "hadamard_of_sketches" and not self.exact
 
     def redrawn(self, seed: int, number: int) -> SketchPair:
@@ -287,28 +286,28 @@ class SketchPair:
     def left_out(self, kind: type[Alignment]) -> Alignment:
         """xx (M, A, 1), yy (M, 1, B), xy (M, A, B): with each bucket left out, scaled to the full number of buckets.
 
-        Buckets are alike and nearly independent, so their spread gives the error of the whole. Means were subtracted
-        before sketching, and stay.
+        Buckets are nearly independent, so their spread gives the error of the whole. The means, subtracted before
+        sketching, stay.
         """
         return self._aligned(kind, _without_each)
 
     def _aligned(self, kind: type[Alignment], total: Callable[[Tensor, Tensor], Tensor]) -> Alignment:
         """The alignment; `total` sums over pairs of buckets, given the sums over the second (M, …), and the diagonal.
 
-        Debiased, it estimates that of U-centred Gram matrices of all rows, without the bias of either sketch:
+        The debiased alignment estimates that of U-centred Gram matrices of all rows, without the bias of sketching:
         E⟨S K Sᵀ, S L Sᵀ⟩ = ⟨K, L⟩ (1 + 1/M) + (tr K tr L − 2 Σ Kᵢᵢ Lᵢᵢ) / M.
         """
         if kind is not DebiasedAlignment:
-            own, other = self._grams(kind)
-            xx, yy = (total(*_products(side, side)) for side in (own, other))
-            return kind(xx[..., :, None], yy[..., None, :], total(*_all_products(own, other)))
+            k, l = self._grams(kind)
+            xx, yy = (total(*_products(side, side)) for side in (k, l))
+            return kind(xx[..., :, None], yy[..., None, :], total(*_all_products(k, l)))
         if self.n < 4:
             raise ValueError(f"the debiased alignment needs at least 4 rows, got {self.n}")
-        # For each side: two independent estimates of every kernel, the traces (A,) and the diagonals (M, A).
+        # Of each side: two independent estimates of every kernel, the traces (A,) and the diagonals (M, A).
         parts = [list(zip(*(kernel.unbiased for kernel in side), strict=True)) for side in (self.a, self.b)]
-        (one_a, two_a, *_), (one_b, two_b, *_) = parts
-        xx, yy = total(*_products(one_a, two_a)), total(*_products(one_b, two_b))
-        xy = (total(*_all_products(one_a, two_b)) + total(*_all_products(two_a, one_b))) / 2
+        (first_a, second_a, *_), (first_b, second_b, *_) = parts
+        xx, yy = total(*_products(first_a, second_a)), total(*_products(first_b, second_b))
+        xy = (total(*_all_products(first_a, second_b)) + total(*_all_products(second_a, first_b))) / 2
         (traces_a, a), (traces_b, b) = ((torch.stack(traces), torch.stack(d, 1)) for *_, traces, d in parts)
 
         def unbiased(products: Tensor, traces: Tensor, diagonals: Tensor) -> Tensor:
@@ -324,9 +323,9 @@ class SketchPair:
         )
 
     def redrawn_moments(self, kind: type[Alignment]) -> tuple[Tensor, Tensor | None]:
-        """(A, B) each: mean and variance of xy over all draws of other buckets, and of other signs if there are any.
+        """(A, B) each: mean and variance of xy over all draws of other buckets and signs.
 
-        Signs make entries off the diagonal 0 on average. Without signs there is no simple variance.
+        Signs make entries off the diagonal 0 on average; without signs there is no simple variance.
         """
         m = self.size
         (x, x_spread, x_beside, x_squares), (y, y_spread, y_beside, y_squares) = map(_entries, self._grams(kind))
@@ -343,19 +342,19 @@ class SketchPair:
         return a, b
 
     def covariances(self, i: int, j: int) -> Covariances:
-        """The covariances of site i of A and site j of B, each in as few coordinates as its buckets span."""
+        """The covariances of site i of A and site j of B, in as few coordinates as the buckets span."""
         x, y = self.a[i], self.b[j]
         return _KernelCovariances(
             x.scatter, y.scatter, lambda: product(x.root.T, y.root) / (x.n * y.n) ** 0.5, kernels=(x, y)
         )
 
     def paired(self, i: int, j: int) -> PairedRows:
-        """Buckets as rows, scaled so that their covariance is that of the rows; for measures that need no pairing."""
+        """Buckets as rows, scaled to have the covariance of the rows; for measures that need no pairing."""
         a, b = self.a[i], self.b[j]
         if not a.columns or not b.columns:
             raise ValueError(
-                "a product of Gram matrices has no neurons, and no columns that correspond: take another kernel, "
-                "'features' or 'gradients'"
+                "a product of Gram matrices has no columns that correspond: take another kernel, 'features' or "
+                "'gradients'"
             )
         if a.columns != b.columns:
             raise ValueError(
@@ -363,7 +362,7 @@ class SketchPair:
                 "hashes; sketch both with one seed and one memory"
             )
         x, y = (kernel.rows * (self.size / kernel.n) ** 0.5 for kernel in (a, b))
-        if x.device != y.device:  # the smaller one moves
+        if x.device != y.device:  # the smaller moves
             x, y = (x.to(y.device), y) if x.numel() < y.numel() else (x, y.to(x.device))
         return PairedRows(SiteRows(x), SiteRows(y))
 
@@ -378,7 +377,7 @@ class SketchPair:
 
     @property
     def spread(self) -> tuple[Tensor, Tensor]:
-        """The share of the kernel's trace, for each site, that is variation about the mean."""
+        """The share of each kernel's trace that is variation about the mean."""
         return self._of_sites(lambda kernel: kernel.gram.trace() / kernel.raw_gram.trace())
 
     def _of_sites(self, number: Callable[[Kernel], Tensor]) -> tuple[Tensor, Tensor]:
@@ -394,7 +393,7 @@ class SketchPair:
 
 @dataclass
 class _KernelCovariances(Covariances):
-    """Covariances of two kernels; a nuclear norm, which no rotation changes, needs no eigenvectors of either."""
+    """Covariances of two kernels; their nuclear norm needs no eigenvectors, since no rotation changes it."""
 
     kernels: tuple[Kernel, Kernel] = field(kw_only=True, repr=False)
 
@@ -413,23 +412,23 @@ class _KernelCovariances(Covariances):
 # Products of kernels (M, M), summed over the second bucket, and those on the diagonal: (M, …) each
 
 
-def _products(own: Sequence[Tensor], other: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """(M, A) each: of the first of A kernels with the first of others, and so on."""
-    products = [x * y for x, y in zip(own, other, strict=True)]
-    return torch.stack([each.sum(1) for each in products], 1), torch.stack([each.diagonal() for each in products], 1)
+def _products(ks: Sequence[Tensor], ls: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """(M, A) each: of the first of A kernels with the first of A others, and so on."""
+    products = [k * l for k, l in zip(ks, ls, strict=True)]
+    return torch.stack([p.sum(1) for p in products], 1), torch.stack([p.diagonal() for p in products], 1)
 
 
-def _all_products(own: Sequence[Tensor], other: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _all_products(ks: Sequence[Tensor], ls: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """(M, A, B) each: of each of A kernels with each of B."""
-    rows = torch.stack(list(own), 1) @ torch.stack(list(other), 2)  # (M, A, M) @ (M, M, B)
-    a, b = (torch.stack([gram.diagonal() for gram in side], 1) for side in (own, other))
+    rows = torch.stack(list(ks), 1) @ torch.stack(list(ls), 2)  # (M, A, M) @ (M, M, B)
+    a, b = (torch.stack([gram.diagonal() for gram in side], 1) for side in (ks, ls))
     return rows, a[:, :, None] * b[:, None, :]
 
 
 def _without_each(rows: Tensor, diagonal: Tensor) -> Tensor:
     """(M, …): the sum over all pairs of buckets without those of each bucket, scaled to the full number of pairs.
 
-    Off the diagonal a bucket is in two pairs with each other one.
+    Off the diagonal, a bucket is in two pairs with each of the others.
     """
     m, beside = len(rows), rows - diagonal
     off_diagonal = m / (m - 2) * (beside.sum(0) - 2 * beside)
@@ -437,10 +436,9 @@ def _without_each(rows: Tensor, diagonal: Tensor) -> Tensor:
 
 
 def _entries(grams: Sequence[Tensor]) -> Tensor:
-    """(4, A): the sums over Gram matrices that do not depend on the order of buckets.
+    """(4, A): sums over Gram matrices that do not depend on the order of buckets.
 
-    These are the sum of the diagonal, its sum of squares about the mean, and sum and sum of squares of all other
-    entries.
+    The sum of the diagonal, its sum of squares about the mean, and the sum and sum of squares of all other entries.
     """
     rows = []
     for gram in grams:

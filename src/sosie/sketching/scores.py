@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from ..engine.caveats import of_left_out
 from ..linalg import product
 from ..process_state import products
-from ..results import MEAN_EMBEDDING, TRANSFER, Caveat, Closer, Comparison, Comparisons, Estimate, Side
+from ..results import MEAN_EMBEDDING, TRANSFER, Caveat, Comparison, Comparisons, Estimate, Side
 from .comparing import is_sketch, open_sketch
 from .kernels import mean_squared
 from .sketches import NotShared, Pairs, SiteSketch, Sketch, sketch
@@ -26,33 +26,36 @@ _BOTH_WAYS = (
     "the paper reads this both ways: higher where the data are the model's own (sections 5.3 and 5.4), higher where "
     "there is more to adapt (appendix F); models and layers are ranked by mean_embedding instead"
 )
-_NO_WAY = "no direction is known: the paper finds it highest for one data set, whatever the model was trained on"
-_WORDS = {"mean_over_norm": _BOTH_WAYS, "log_mean_over_norm": _BOTH_WAYS, "mean_over_trace": _NO_WAY}
+_DIRECTIONS = {
+    "mean_over_norm": _BOTH_WAYS,
+    "log_mean_over_norm": _BOTH_WAYS,
+    "mean_over_trace": "no direction is known: the paper finds it highest for one data set, for any training data",
+}
 
 
 def transfer(
     models: Any, data: Any = None, *, kernels: str | Sequence[str] = "hadamard", **sketching: Any
 ) -> Comparison | Comparisons:
-    """How much models would have to adapt to data, site by site: the scores of Tang et al. 2020, sections 5.3 and 5.4.
+    """Score how much models would have to adapt to data, site by site (Tang et al. 2020, sections 5.3 and 5.4).
 
-    `models`: a model or a sketch (`sosie.sketch`, or its file), or a list of them; `data` and the options of
+    `models` is a model or a sketch (`sosie.sketch`, or its file), or a list of them; `data` and the options of
     `sosie.sketch` are for models. With f a row of a site's features, g its gradient, K the kernel of f ⊗ g on N rows:
 
     - `mean_embedding`: ‖μ‖ = ‖E[g fᵀ]‖, the square root of the mean of K;
     - `kernel_norm`: ‖K‖_F / N², and `kernel_trace`: √(Tr K) / N;
     - `mean_over_norm` and `mean_over_trace`: ‖μ‖ over each of them (Eq. 19); `log_mean_over_norm`: Eq. 48.
 
-    None changes when a layer is scaled and the next one scaled back. All but the first depend on N (‖K‖_F / N² falls
-    as 1 / N, √(Tr K) / N as 1 / √N): compare them at equal N. The paper contradicts itself on what they mean: section
-    5.3 expects ‖μ‖ to be small where the data are the model's own and to grow with the adaptation needed, and finds
-    ‖μ‖ / (‖K‖_F / N²) *higher* for a model's own data, a similarity; appendix F reads a larger log of the same ratio as
-    *more* adaptation. Here models and sites are ranked by `mean_embedding`, the smallest first, and all numbers are
-    shown. √(Tr K) / N is also the value of ‖μ‖ for rows that pull in unrelated directions; a `mean_embedding` that is
-    not above it has a caveat. Deeper networks have larger norms: compare models at sites that correspond.
+    No score changes when a layer is scaled and the next layer scaled back. All but the first depend on N (‖K‖_F / N²
+    falls as 1 / N, √(Tr K) / N as 1 / √N): compare them at equal N. The paper contradicts itself on their meaning:
+    section 5.3 expects ‖μ‖ to be small for the model's own data and to grow with the adaptation needed, and finds
+    ‖μ‖ / (‖K‖_F / N²) *higher* for a model's own data; appendix F reads a larger log of the same ratio as *more*
+    adaptation. Here models and sites are ranked by `mean_embedding`, the smallest first, and all scores are shown.
+    √(Tr K) / N is also the value of ‖μ‖ for rows that pull in unrelated directions; a `mean_embedding` that does not
+    exceed it has a caveat. Deeper networks have larger norms: compare models at sites that correspond.
 
     Sums over rows are exact. ‖K‖_F comes from pairs among a few hundred sampled rows, and ‖μ‖ of sites wider than 1024
-    from a TensorSketch; each then has a 95 % interval for the value from all rows. One model gives a Comparison with
-    one column, the data; several give a Comparison for each: `found["model", "data"]`.
+    from a TensorSketch; each then has a 95 % interval for the value from all rows. One model returns a Comparison with
+    one column, the data; several return a Comparison for each: `scores["model", "data"]`.
     """
     several = isinstance(models, (list, tuple))
     things = list(models) if several else [models]
@@ -62,20 +65,16 @@ def transfer(
     if fresh and data is None:
         raise TypeError("a model has transfer scores on data: transfer(model, data), or --data")
     if not fresh and (data is not None or sketching):
-        raise ValueError("sketches hold all that is needed: leave out data and the options of sketching")
+        raise ValueError("sketches need no data and no options of sketching: leave them out")
     if len(fresh) > 1 and isinstance(data, Iterator):
         raise TypeError("several models need data that can be read again: a list or a loader, not an iterator")
-    wanted = ("hadamard", *([kernels] if isinstance(kernels, str) else kernels))
+    names = ("hadamard", *([kernels] if isinstance(kernels, str) else kernels))
     sketches, scores = [], []
     for thing in things:
-        made = open_sketch(thing) if is_sketch(thing) else sketch(thing, data, kernels=wanted, **sketching)
+        made = open_sketch(thing) if is_sketch(thing) else sketch(thing, data, kernels=names, **sketching)
         with products():
-            scores.append(
-                [
-                    scores_of(s, made.n, exact=made.exact, label=label)
-                    for s, label in zip(made.sites, made.side.sites, strict=True)
-                ]
-            )
+            sites = zip(made.sites, made.side.sites, strict=True)
+            scores.append([scores_of(site, made.n, exact=made.exact, label=label) for site, label in sites])
         sketches.append(replace(made, sites=(), _kernels={}))  # without the parts that take memory
     models = _names(
         sketches, lambda made: made.side.name, lambda a, b: (a.model, a.side.sites) == (b.model, b.side.sites)
@@ -85,20 +84,20 @@ def transfer(
         return _comparison(sketches[0], scores[0], models[0], of_data[0])
     if overlap := set(models) & set(of_data):
         raise ValueError(f"{', '.join(sorted(overlap))}: names both a model and data; rename one")
-    names = list(dict.fromkeys([*models, *of_data]))
+    labels = list(dict.fromkeys([*models, *of_data]))
     pairs: dict[tuple[int, int], Comparison] = {}
     for made, of_sites, model, name in zip(sketches, scores, models, of_data, strict=True):
-        place = names.index(model), names.index(name)
+        place = labels.index(model), labels.index(name)
         if place in pairs:
             raise ValueError(f"{model} on {name} was given twice")
         pairs[place] = _comparison(made, of_sites, model, name)
-    return Comparisons(tuple(names), pairs)
+    return Comparisons(tuple(labels), pairs)
 
 
 def _names(
     sketches: Sequence[Sketch], name: Callable[[Sketch], str], alike: Callable[[Sketch, Sketch], bool]
 ) -> list[str]:
-    """A name for each sketch, the same for those that are alike; a name that different ones share is numbered."""
+    """A name for each sketch, the same for sketches that are alike; different ones of one name are numbered."""
     different: dict[str, list[Sketch]] = {}
     places = []
     for made in sketches:
@@ -110,21 +109,13 @@ def _names(
     return [f"{text} ({k + 1})" if len(different[text]) > 1 else text for text, k in zip(texts, places, strict=True)]
 
 
-class _Facts(NamedTuple):
-    """What must be known to read a score."""
-
-    bounds: tuple[float | None, float | None]
-    closer: Closer = "down"
-    same: float | None = None
-
-
 def _data_name(made: Sketch) -> str:
     name = str(made.about.get("data", "the data"))
     return "the data" if name in _UNNAMED else name
 
 
 def _same_data(a: Sketch, b: Sketch) -> bool:
-    """Whether two sketches whose data have one name are of the same rows, as far as is known."""
+    """Return whether two sketches whose data have one name are of the same rows, as far as is known."""
     if (a.size, a.seed, a.stack) != (b.size, b.seed, b.stack):
         return (a.n, a.spans) == (b.n, b.spans)
     try:
@@ -135,19 +126,23 @@ def _same_data(a: Sketch, b: Sketch) -> bool:
 
 
 def _comparison(made: Sketch, scores: Sequence[Scores], model: str, data: str) -> Comparison:
-    """One model's sites against one set of data."""
+    """The sites of one model against one data set."""
     estimates = {}
     for name in TRANSFER:
         value, error = np.array([of_site.values[name] for of_site in scores]).T[:, :, None]
         logarithm = name.startswith("log")
         low, high = (value + z * error if logarithm else value * np.exp(z * error) for z in (-_Z, _Z))
-        estimates[name] = Estimate.of(
-            _Facts((None if logarithm else 0.0, None)),
+        known = bool((error > 0).any())
+        estimates[name] = Estimate(
             value,
-            n=made.n,
-            statistic=_statistic(name, scores),
-            interval=(low, high) if (error > 0).any() else (None, None),
-            caveats=_caveats(name, made, scores),
+            made.n,
+            _statistic(name, scores),
+            closer="down",
+            bounds=(None if logarithm else 0.0, None),
+            same=None,
+            low=low if known else None,
+            high=high if known else None,
+            caveats=tuple(_caveats(name, made, scores)),
         )
     about = {**made.about, "gradients of": made.output, "sketch": made.about.get("settings", {})}
     about.pop("settings", None)
@@ -156,7 +151,7 @@ def _comparison(made: Sketch, scores: Sequence[Scores], model: str, data: str) -
 
 
 def _statistic(name: str, scores: Sequence[Scores]) -> str:
-    """What the numbers rest on: all rows, sampled pairs of them, sketches of f ⊗ g."""
+    """The source of the scores, in words: all rows, sampled pairs of rows, sketches of f ⊗ g."""
     sources = ["sums over all rows"]
     pairs, copies = (sorted({getattr(of_site, what) for of_site in scores} - {None}) for what in ("sampled", "columns"))
     if copies and name not in ("kernel_norm", "kernel_trace"):
@@ -169,14 +164,13 @@ def _statistic(name: str, scores: Sequence[Scores]) -> str:
 
 def _caveats(name: str, made: Sketch, scores: Sequence[Scores]) -> Iterator[Caveat]:
     yield from of_left_out(made.side)
-    if name in _WORDS:
-        yield Caveat(_WORDS[name])
+    if name in _DIRECTIONS:
+        yield Caveat(_DIRECTIONS[name])
     if name != MEAN_EMBEDDING:
         yield Caveat(f"changes with the number of rows: compare at equal N only (N = {made.n:,} here)")
     for site, of_site in zip(made.side.sites, scores, strict=True):
         if not np.isfinite(of_site.values[name][0]):
-            text = "undefined: all gradients at this site are 0, so there is nothing to compare"
-            yield Caveat(text, site, undefined=True)
+            yield Caveat("undefined: all gradients at this site are 0", site, undefined=True)
         elif name == MEAN_EMBEDDING and of_site.by_chance:
             yield Caveat(
                 f"not above the value for rows that pull in unrelated directions (kernel_trace, "
@@ -185,8 +179,8 @@ def _caveats(name: str, made: Sketch, scores: Sequence[Scores]) -> Iterator[Cave
             )
         if of_site.folded is not None and "norm" in name:
             yield Caveat(
-                f"rows were projected to {of_site.folded} columns before pairs were taken: ‖K‖ comes out too large; "
-                "raise memory",
+                f"rows were projected to {of_site.folded} columns before pairs were taken: ‖K‖ is too large; raise "
+                "memory",
                 site,
             )
 
@@ -199,14 +193,14 @@ class Scores:
     """All scores of one site."""
 
     values: dict[str, tuple[float, float]]  # with the standard error of the logarithm; 0 for sums over all rows
-    by_chance: bool  # whether rows that pull in unrelated directions could give this mean embedding
-    sampled: int | None  # rows whose pairs were used; None: all
-    columns: int | None  # of the sketches of f ⊗ g behind the mean embedding; None: it is from the rows themselves
+    by_chance: bool  # rows that pull in unrelated directions could give this mean embedding
+    sampled: int | None  # rows whose pairs were used; None for all
+    columns: int | None  # of the sketches of f ⊗ g behind the mean embedding; None if it is from the rows themselves
     folded: int | None  # columns that rows were projected to before pairs were used
 
 
 def scores_of(site: SiteSketch, n: int, *, exact: bool, label: str) -> Scores:
-    """The scores of one site from the sketch of its n rows; `exact`: it holds all of them."""
+    """The scores of one site from the sketch of its n rows, which holds all of them if `exact`."""
     if site.pairs is None or site.fourth is None or site.trace is None:
         raise ValueError(
             f"{label}: this sketch has no gradients, which transfer scores need; make it with kernels='hadamard'"
@@ -254,11 +248,11 @@ def _mean_embedding(site: SiteSketch, n: int, label: str) -> tuple[tuple[float, 
         return (float(site.moment.norm()) / n, 0.0), None
     if site.hadamard is None:
         raise ValueError(
-            f"{label}: {site.width} neurons are too many for the sum of g fᵀ to be kept whole, and there is no sketch "
-            "of it: make the sketch with kernels='hadamard' among others"
+            f"{label}: {site.width} neurons are too many to keep the sum of g fᵀ, and there is no sketch of it: add "
+            "'hadamard' to kernels="
         )
     copies, columns = site.hadamard.total.shape
-    # The variance of ‖·‖² of one sketch is 2 / columns for a μ of high rank, and up to four times that for rank one.
+    # The variance of ‖·‖² of one sketch is 2 / columns for a μ of high rank, and up to four times as large for rank 1.
     return (float(mean_squared(site.hadamard, n).sqrt()), math.sqrt(8 / (copies * columns)) / 2), columns
 
 

@@ -1,4 +1,4 @@
-"""Sketch: features and gradients of every site of one model on one set of data, of a fixed size; and how it is made."""
+"""Sketch: the features and gradients of every site of a model on one data set, in a fixed size; and how it is made."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ..checks import one_of
 from ..engine.plan import MEMORY, parse_size, size_text
 from ..engine.provenance import provenance
 from ..engine.stream import Stream, rows_per_input
-from ..files import DamagedFile
+from ..files import reading
 from ..process_state import products
 from ..results import Side
 from ..stats import (
     Buckets,
-    Drawn,
+    Placement,
     RowSampler,
     check_seed,
     load_statistics,
@@ -31,54 +31,56 @@ from ..stats import (
     row_hash,
     save_statistics,
     storable,
+    tensors_of,
 )
 from ..stats.sample import Fold
 from .gradients import BETA, GradientNetwork, Loss, input_numbers, predictive_of
 from .kernels import KERNELS, Kernel, kernel_of
 
-PARTS = ("features", "gradients", "hadamard", "maps")  # what may be sketched of a site
-SAME_DATA = 1e-4  # how far fingerprints of the same inputs may lie apart, relative to their length
+PARTS = ("features", "gradients", "hadamard", "maps")  # the parts of a site that can be sketched
+# Largest distance of two fingerprints of the same inputs, relative to their length: float32 rounds up to 6e-6 of it
+# away (150,528 numbers per input), and inputs in another order differ by little where they lie far from zero.
+SAME_DATA = 2e-5
 SIZE = 512
 DEFAULT_KERNELS = ("features", "gradients", "hadamard")
-MOST_CLASSES = 2**15  # larger whole numbers are not taken for labels: a column for each would take too much memory
-MOMENT = 1024  # neurons up to which Σ g fᵀ is kept whole
+MOST_CLASSES = 2**15  # larger whole numbers are not read as labels: a column for each would take too much memory
+MOMENT = 1024  # largest number of neurons for which Σ g fᵀ is kept whole
 PAIR_NUMBERS = 2**23  # numbers of each of f and g that are kept for pairs of rows
 MOST_PAIRED, FEWEST_PAIRED = 512, 64  # rows that are kept for them
-_SUMMED = 256  # rows that are added up in their own precision
-LABELS = 2**16  # labels that are added up at a time
+_SUMMED = 256  # rows that are summed in their own precision
+LABELS = 2**16  # labels that are summed at a time
 
 
-# What is kept of each site: sums over rows, so that parts of the data merge exactly
+# The sketch of one site: sums over rows, so that parts of the data merge exactly
 
 
 @dataclass(frozen=True)
 class Part:
-    """S Ψ for one map ψ of the rows, with the sums that centre it and that correct for what sketching adds."""
+    """S Ψ for one map ψ of the rows, with the sums that centre it and that correct the bias of sketching."""
 
-    rows: Tensor  # (M, k) S Ψ; in two copies (2, M, k) for the sketch of f ⊗ g
+    rows: Tensor  # (M, k) S Ψ; two copies (2, M, k) for the sketch of f ⊗ g
     total: Tensor  # (k,) or (2, k): Σ ψ, in float64
     squares: Tensor  # Σ ‖ψ‖², exact even where ψ itself is only sketched
     diagonal: Tensor  # (M,) S (‖ψ₁‖², ‖ψ₂‖², …)
 
     @classmethod
     def of_all(cls, parts: Sequence[Part]) -> Part:
-        """One part of rows that were kept and not sketched, in the order of these parts."""
+        """Join parts that keep every row, in the order of these parts."""
         rows, diagonal = torch.cat([part.rows for part in parts], -2), torch.cat([part.diagonal for part in parts])
         total, squares = torch.stack([part.total for part in parts]), torch.stack([part.squares for part in parts])
         return cls(rows, total.sum(0), squares.sum(0), diagonal)
 
     def merge(self, other: Part, *, order: Tensor | None) -> Part:
-        """The part of all rows of both; `order`: of rows that were kept and not sketched."""
+        """The part of all rows of both; `order` sorts the rows of parts that keep every row."""
         if order is not None:
             both = Part.of_all([self, other])
             return replace(both, rows=both.rows[..., order, :], diagonal=both.diagonal[order])
-        sums = (getattr(self, f.name) + getattr(other, f.name) for f in fields(self))
-        return Part(*sums)
+        return Part(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """A few rows themselves, those with the smallest hash, for sums over pairs of rows, which a sketch would bias."""
+    """The rows with the smallest hashes, for sums over pairs of rows, which a sketch would bias."""
 
     features: Tensor  # (rows, k)
     gradients: Tensor
@@ -87,13 +89,12 @@ class Pairs:
     seed: int
 
     def merge(self, *others: Pairs) -> Pairs:
-        """The rows with the smallest hashes of all."""
-        lots = (self, *others)
-        index = np.concatenate([lot.index for lot in lots])
+        samples = (self, *others)
+        index = np.concatenate([sample.index for sample in samples])
         order = np.argsort(row_hash(index, self.seed), kind="stable")[: self.most]
         order = order[np.argsort(index[order])]
         take = torch.from_numpy(order).to(self.features.device)
-        f, g = torch.cat([lot.features for lot in lots])[take], torch.cat([lot.gradients for lot in lots])[take]
+        f, g = (torch.cat([getattr(sample, name) for sample in samples])[take] for name in ("features", "gradients"))
         return replace(self, features=f, gradients=g, index=index[order])
 
 
@@ -114,45 +115,43 @@ class SiteSketch:
 
     @property
     def folded(self) -> int | None:
-        """The number of columns that wider rows were projected to; None: they were not."""
+        """The number of columns that rows were projected to; None if they were not projected."""
         part = self.features or self.gradients or self.maps
         return None if part is None or part.rows.shape[-1] == self.width else part.rows.shape[-1]
 
     def part(self, name: str, kernel: str) -> Part:
-        """One of the parts, which a kernel needs."""
+        """The part of this name, or an error that names the kernel that needs it."""
         part: Part | None = getattr(self, name)
         if part is None:
-            raise ValueError(
-                f"the kernel {kernel!r} needs a sketch of {name}: make it with kernels={kernel!r} among others"
-            )
+            raise ValueError(f"the kernel {kernel!r} needs a sketch of {name}: add {kernel!r} to kernels=")
         return part
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What was sketched."""
+        """The names of the parts that were sketched."""
         return tuple(name for name in PARTS if getattr(self, name) is not None)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision that its rows were sketched in."""
+        """The precision in which rows were sketched."""
         dtype: torch.dtype = getattr(self, self.parts[0]).rows.dtype
         return dtype
 
     def merge(self, other: SiteSketch, *, order: Tensor | None) -> SiteSketch:
-        """The sketch of all rows of both; `order`: as in `Part.merge`."""
-        merged: dict[str, object] = {}
-        for name in [f.name for f in fields(self) if f.name != "width"]:
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if mine is None or theirs is None:
-                merged[name] = None
-            elif isinstance(mine, Part):
-                merged[name] = mine.merge(theirs, order=order)
-            else:
-                merged[name] = mine.merge(theirs) if isinstance(mine, Pairs) else mine + theirs
-        return replace(self, **merged)  # type: ignore[arg-type]
+        """The sketch of all rows of both; `order` as in `Part.merge`."""
+
+        def merged(a: Any, b: Any) -> Any:
+            if a is None or b is None:
+                return None
+            if isinstance(a, Part):
+                return a.merge(b, order=order)
+            return a.merge(b) if isinstance(a, Pairs) else a + b
+
+        names = [f.name for f in fields(self) if f.name != "width"]
+        return replace(self, **{name: merged(getattr(self, name), getattr(other, name)) for name in names})
 
     def check(self, height: int) -> None:
-        """Raise unless all shapes fit together for that many buckets: files come from others."""
+        """Raise unless all shapes fit a sketch of that many buckets: the file may come from anyone."""
         for name in self.parts:
             part = getattr(self, name)
             copies, columns = ((2,), part.rows.shape[-1]) if name == "hadamard" else ((), self.folded or self.width)
@@ -170,16 +169,12 @@ class SiteSketch:
             if f.ndim != 2 or f.shape != g.shape or index.shape != (len(f),) or len(f) > self.pairs.most:
                 raise ValueError(f"its pairs have shapes {tuple(f.shape)}, {tuple(g.shape)} and {index.shape}")
 
-    def columns(self) -> dict[str, int]:
-        """Columns of the site and of its parts, which must agree for two to be merged."""
-        return {"width": self.width, **{name: getattr(self, name).rows.shape[-1] for name in self.parts}}
 
-
-# What is kept of all sites
+# The sketch of all sites
 
 
 class NotShared(ValueError):
-    """These sketches do not share rows, buckets or signs, and cannot be compared as if they did."""
+    """Two sketches do not share rows, buckets or signs, and cannot be compared as if they did."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +202,7 @@ class Spans:
         return sum(stop - start for start, stop in self.ranges)
 
     def order(self, other: Spans) -> Tensor:
-        """The permutation that sorts the rows of this one followed by those of the other."""
+        """The permutation that sorts these rows followed by those of the other."""
         return torch.cat([torch.arange(start, stop) for start, stop in self.ranges + other.ranges]).argsort()
 
     def __str__(self) -> str:
@@ -216,27 +211,27 @@ class Spans:
 
 @dataclass(frozen=True, eq=False)
 class Sketch:
-    """One model on one set of data: for every site S F, S G and S T, with T a TensorSketch of f ⊗ g for each row.
+    """One model on one data set: S F, S G and S T for every site, with T a TensorSketch of f ⊗ g for each row.
 
     `merge` adds the sketch of other rows of the same data. `sosie.compare(k_a, k_b)` compares two sketches that share
-    rows and S, `sosie.compare_unpaired` two that do not; `using` chooses the kernel that is compared.
+    rows and S, `sosie.compare_unpaired` two that do not; `using` chooses the kernel to compare.
     """
 
     kind: ClassVar[str] = "sketch"
     side: Side
     sites: tuple[SiteSketch, ...]
     n: int
-    size: int | None  # buckets; None: every row is kept
+    size: int | None  # buckets; None if every row is kept
     seed: int
     stack: int
     ones: Tensor  # (M,) S 1
-    counts: Tensor  # (M,) the same with every sign +1
+    counts: Tensor  # (M,) S 1 with every sign +1
     fingerprint: Tensor  # (M,) S of one number per input, which shows whether two sketches are of the same data
     spans: Spans
     rows_rule: str
-    output: str  # what the gradients are of
+    output: str  # the loss that the gradients belong to
     labels: Tensor | None = None  # (M, classes) S of the labels, one column per class
-    unsigned_labels: Tensor | None = None  # the same with every sign +1
+    unsigned_labels: Tensor | None = None  # S of the labels with every sign +1
     model: str = ""  # digest of the weights
     about: dict[str, Any] = field(default_factory=dict)  # provenance
     compared: str = field(default="hadamard", metadata={"kept": False})  # the name of the kernel that is compared
@@ -248,23 +243,23 @@ class Sketch:
 
     @property
     def height(self) -> int:
-        """Rows of each sketch: buckets, or all rows."""
+        """The number of buckets, or of rows if every row is kept."""
         return len(self.ones)
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What was sketched."""
+        """The names of the parts that were sketched."""
         return self.sites[0].parts if self.sites else ()
 
     @property
     def device(self) -> torch.device:
-        """The device of its tensors: that of the model, unless the sketch was moved or loaded."""
+        """The device of its tensors: the model's, unless the sketch was moved or loaded."""
         return self.ones.device
 
     @property
     def bytes(self) -> int:
         """The size of its tensors."""
-        return sum(t.numel() * t.element_size() for t in _tensors(self))
+        return sum(t.numel() * t.element_size() for t in tensors_of(replace(self, _kernels={})))
 
     def site(self, label: str) -> SiteSketch:
         if label not in self.side.sites:
@@ -272,14 +267,14 @@ class Sketch:
         return self.sites[self.side.sites.index(label)]
 
     def using(self, kernel: str) -> Sketch:
-        """The same sketch, compared by this kernel.
+        """This sketch, to be compared by another kernel.
 
         "hadamard" (features × gradients, the default), "features", "gradients", "sum", "maps" or "midpoint".
         """
         return replace(self, compared=one_of(kernel, "kernel", KERNELS))
 
     def kernel(self, label: str, name: str | None = None) -> Kernel:
-        """The kernel of one site, made once: `.gram` is S K Sᵀ, centred, `.raw_gram` as it is."""
+        """The kernel of one site, made once: `.gram` is S K Sᵀ of the centred kernel, `.raw_gram` of the uncentred."""
         name = name or self.compared
         if (label, name) not in self._kernels:
             self._kernels[label, name] = kernel_of(self.site(label), name, self)
@@ -294,42 +289,42 @@ class Sketch:
             raise ValueError(f"name at least one site of {', '.join(self.side.sites)}")
         chosen = [self.side.sites.index(label) for label in sites if self.site(label)]
         lists = [getattr(self.side, name) for name in ("sites", "widths", "shapes", "dtypes")]
-        side = Side(self.side.name, *(tuple(each[i] for i in chosen if each) for each in lists))
+        side = Side(self.side.name, *(tuple(values[i] for i in chosen if values) for values in lists))
         return replace(self, side=side, sites=tuple(self.sites[i] for i in chosen))
 
     def to(self, device: str | torch.device) -> Sketch:
-        """This sketch on another device, where its kernels are then computed."""
+        """This sketch on another device, on which its kernels are then computed."""
         moved: Sketch = on_device(replace(self, _kernels={}), torch.device(device))
         return self if moved.device == self.device else moved
 
+    def _settings(self) -> dict[str, Any]:
+        """All that must agree for two sketches to be merged, with the columns of each site and of its parts."""
+        names = ("size", "seed", "stack", "rows_rule", "output", "model")
+        columns = {
+            f"site {label}": {"width": site.width, **{name: getattr(site, name).rows.shape[-1] for name in site.parts}}
+            for label, site in zip(self.side.sites, self.sites, strict=True)
+        }
+        return {**{name: getattr(self, name) for name in names}, "sites": self.side.sites, **columns}
+
     def merge(self, other: Sketch) -> Sketch:
         """The sketch of all rows of both, equal to that from one pass over them; on the device of this one."""
-        for what in ("size", "seed", "stack", "rows_rule", "output", "model"):
-            mine, theirs = getattr(self, what), getattr(other, what)
-            if mine != theirs:
-                raise ValueError(
-                    f"only sketches of one model, made alike, can be merged: {what} is {mine!r} and {theirs!r}"
-                )
-        for name, mine, theirs in zip(self.side.sites, self.sites, other.sites, strict=False):
-            if mine.columns() != theirs.columns():
-                raise ValueError(
-                    f"the sites were not sketched alike: {name} has {mine.columns()} and {theirs.columns()}"
-                )
-        if self.side.sites != other.side.sites:
-            raise ValueError(f"the sites are not the same: {self.side.sites} and {other.side.sites}")
+        ours, theirs = self._settings(), other._settings()
+        if odd := next((name for name in ours if ours[name] != theirs.get(name)), None):
+            raise ValueError(
+                f"only sketches of one model, made alike, can be merged: {odd} is {ours[odd]!r} and {theirs[odd]!r}"
+            )
         spans, other = self.spans.merge(other.spans), other.to(self.device)
-        # Rows that are kept are put in order.
         order = self.spans.order(other.spans).to(self.device) if self.exact else None
         sums: dict[str, Any] = {}
         for name in ("ones", "counts", "fingerprint", "labels", "unsigned_labels"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if mine is None or theirs is None:
+            a, b = getattr(self, name), getattr(other, name)
+            if a is None or b is None:
                 sums[name] = None
                 continue
-            if mine.ndim == 2:  # a column per class, of which one part of the data may have fewer
-                classes = max(mine.shape[1], theirs.shape[1])
-                mine, theirs = (pad(t, (0, classes - t.shape[1])) for t in (mine, theirs))
-            sums[name] = mine + theirs if order is None else torch.cat([mine, theirs])[order]
+            if a.ndim == 2:  # a column per class; one part of the data may have fewer classes
+                classes = max(a.shape[1], b.shape[1])
+                a, b = (pad(t, (0, classes - t.shape[1])) for t in (a, b))
+            sums[name] = a + b if order is None else torch.cat([a, b])[order]
         inputs = [sketch.about.get("inputs") for sketch in (self, other)]
         return replace(
             self,
@@ -344,16 +339,14 @@ class Sketch:
     def check_shared(self, other: Sketch) -> None:
         """Raise unless both sketch the same rows of the same data into the same buckets with the same signs."""
         for what, words in (("size", "sizes"), ("seed", "seeds"), ("stack", "stacks"), ("n", "numbers of rows")):
-            mine, theirs = getattr(self, what), getattr(other, what)
-            if mine != theirs:
-                raise NotShared(f"these sketches have different {words}, {mine} and {theirs}: {_UNPAIRED}")
+            a, b = getattr(self, what), getattr(other, what)
+            if a != b:
+                raise NotShared(f"these sketches have different {words}, {a} and {b}: {_UNPAIRED}")
         if self.spans != other.spans:
             raise NotShared(f"these sketches are of different rows, {self.spans} and {other.spans}: {_UNPAIRED}")
-        theirs = other.fingerprint.to(self.fingerprint.device)
-        if bool((self.fingerprint - theirs).norm() > SAME_DATA * self.fingerprint.norm()):
-            raise NotShared(
-                f"these sketches are of different data, or of the same in another order or precision: {_UNPAIRED}"
-            )
+        difference = self.fingerprint - other.fingerprint.to(self.fingerprint.device)
+        if bool(difference.norm() > SAME_DATA * self.fingerprint.norm()):
+            raise NotShared(f"these sketches are of different data, another order or precision: {_UNPAIRED}")
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write a safetensors file, which `Sketch.load`, `sosie.compare` and `sosie compare` read."""
@@ -363,16 +356,14 @@ class Sketch:
     def load(cls, path: str | os.PathLike[str]) -> Sketch:
         """Read a sketch that `save` wrote."""
         sketch = load_statistics(path, kind="sketch")[0].get("sketch")
-        try:
+        with reading(path):
             if not isinstance(sketch, cls):
                 raise TypeError("it does not hold a sketch")
             sketch._check()
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-            raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
         return sketch
 
     def _check(self) -> None:
-        """Raise unless everything fits together: files come from others."""
+        """Raise unless everything fits together: the file may come from anyone."""
         if self.size is not None:
             Buckets(self.size, self.seed, self.stack)  # checks them
         height = self.n if self.size is None else self.size
@@ -400,7 +391,7 @@ class Sketch:
             site.check(height)
             if site.parts != self.parts:
                 raise ValueError(f"{label}: its parts are not {', '.join(self.parts)}")
-        for tensor in _tensors(self):
+        for tensor in tensors_of(self):
             if not tensor.is_floating_point():
                 raise TypeError(f"numbers are stored as {str(tensor.dtype).removeprefix('torch.')}")
             if not bool(torch.isfinite(tensor).all()):
@@ -417,20 +408,10 @@ class Sketch:
 _UNPAIRED = "compare_unpaired (--unpaired) compares sketches that share no rows, and shows what chance gives"
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, tuple):
-        return [tensor for item in value for tensor in _tensors(item)]
-    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
-        return [tensor for f in fields(value) for tensor in _tensors(getattr(value, f.name))]
-    return []
-
-
 storable(Sketch, SiteSketch, Part, Pairs, Spans, Side)
 
 
-# Making a sketch: a model and data in, one pass, a sketch out
+# Making a sketch: one pass of a model over data
 
 
 def sketch(
@@ -451,20 +432,19 @@ def sketch(
     memory: int | str | None = None,
     max_rows: int | None = None,
 ) -> Sketch:
-    """Features and gradients of a model at every site, sketched to `size` rows in one forward and one backward pass.
+    """Sketch the features and gradients of a model at every site, in one forward and one backward pass.
 
     The gradient at a site is that of the loss expected under the model's own prediction tempered by `beta`, q ∝ p^β,
-    so that no labels are needed. `output`: "logits", "gaussian" (the model answers a mean and a log-variance), or a
+    so that no labels are needed. `output` is "logits", "gaussian" (the model returns a mean and a log-variance), or a
     function(answer, batch) → one loss per input. Gradients become rows by the same rule as features.
 
-    `size`: the number of buckets that rows are added up in, with signs (CountSketch); each row is in `stack` of them.
-    None keeps every row, which is exact and grows with the data. `seed` and a row's index decide its bucket and
-    sign: two models on the same data share them and can be compared with `sosie.compare`.
-    `kernels`: what the sketch supplies; see `Sketch.using`. Labels, where the batches have them, are
-    sketched too, for `classify`. `memory`: the budget; sites too wide for it are projected, with a caveat.
-    `data`: as in `sosie.compare`; sketches of parts of the data (`sosie.data.DataPart`) can be merged.
-    `sites`, `prepare`, `inputs`, `device`, `max_rows`: as in `sosie.compare`. The sketch stays on the device that the
-    model ran on; `sketch.to("cpu")` moves it.
+    `size` is the number of buckets in which rows are summed, with signs (CountSketch); each row is in `stack` of them.
+    None keeps every row, which is exact and grows with the data. `seed` and the row's index decide its bucket and sign:
+    two models on the same data share them and can be compared with `sosie.compare`. `kernels` names what the sketch
+    supplies; see `Sketch.using`. Labels in the batches are sketched too, for `classify`. Sites too wide for the budget
+    `memory` are projected, with a caveat. Sketches of parts of the data (`sosie.data.DataPart`) can be merged.
+    `data`, `sites`, `prepare`, `inputs`, `device` and `max_rows` are those of `sosie.compare`. The sketch stays on the
+    model's device; `sketch.to("cpu")` moves it.
     """
     check_rule(rows)
     if data is None:
@@ -473,7 +453,7 @@ def sketch(
     if size is None and "hadamard" in parts:
         parts = (parts - {"hadamard"}) | {"features", "gradients"}  # the product is computed from the rows themselves
     if size is None and stack != 1:
-        raise ValueError(f"size=None keeps every row as it is, so there is nothing to stack: got stack={stack}")
+        raise ValueError(f"size=None keeps every row, so there is nothing to stack: got stack={stack}")
     buckets = None if size is None else Buckets(size, seed, stack)
     check_seed(seed)
     predictive = predictive_of(output, beta)
@@ -484,15 +464,15 @@ def sketch(
         stream = Stream.of(data, [network], max_rows)
         side = network.look(stream.first)
         mixing = network.mixing(stream.first)
-        each = rows_per_input([network])
-        known = None if stream.expected is None else stream.expected * each
+        per_input = rows_per_input([network])
+        known = None if stream.expected is None else stream.expected * per_input
         budget = MEMORY if memory is None else parse_size(memory) or MEMORY
-        plans = plan_sites(side.widths, size, parts, seed=seed, memory=budget, rows=known)
-        maker = SketchMaker(network, dict(zip(side.sites, plans, strict=True)), buckets, stream.first_row * each)
+        makers = plan_sites(side.widths, size, parts, seed=seed, memory=budget, rows=known)
+        maker = SketchMaker(network, dict(zip(side.sites, makers, strict=True)), buckets, stream.first_row * per_input)
         for chunk in network.chunks(stream, task="sketching"):
             maker.take(chunk)
-        mixing = mixing or network.mixing_in_pass()
-        fields = maker.finish()
+        mixing = mixing or network.note_after_pass()
+        sums = maker.finish()
         digest = network.digest()
     rule = rows if isinstance(rows, str) else getattr(rows, "__name__", "function")
     settings = {"size": size, "seed": seed, "stack": stack, "rows": rule, "device": str(device or "the model's own")}
@@ -506,18 +486,16 @@ def sketch(
         output=predictive.words if maker.backwards else "none",
         model=digest,
         about={**about, "inputs": maker.inputs},
-        **fields,
+        **sums,
     )
 
 
 def parts_of(kernels: str | Sequence[str]) -> frozenset[str]:
     """The parts of a site that must be sketched for these kernels."""
     names = [kernels] if isinstance(kernels, str) else list(kernels or ())
-    for name in names:
-        if name not in KERNELS:
-            raise ValueError(f"no kernel is called {name!r}; there are {', '.join(KERNELS)}")
     if not names:
         raise ValueError(f"a sketch needs at least one kernel of {', '.join(KERNELS)}")
+    names = [one_of(name, "kernel", KERNELS) for name in names]
     return frozenset().union(*({name} if name in PARTS else {"features", "gradients"} for name in names))
 
 
@@ -525,22 +503,20 @@ class SketchMaker:
     """Sketches chunk after chunk, with a backward pass where gradients are needed; sums stay on the model's device."""
 
     def __init__(
-        self, network: GradientNetwork, plans: dict[str, SitePlan], buckets: Buckets | None, first: int
+        self, network: GradientNetwork, makers: dict[str, SiteMaker], buckets: Buckets | None, first: int
     ) -> None:
-        """`first`: global index of the first row."""
-        self.network, self.buckets = network, buckets
-        samplers: dict[int, RowSampler] = {}
-        self.makers = {site: SiteMaker(plan, samplers) for site, plan in plans.items()}
-        self.backwards = any(plan.with_gradients for plan in plans.values())
-        self.first = self.start = first  # of all rows, and of those of the next chunk
+        """`first` is the global index of the first row."""
+        self.network, self.makers, self.buckets = network, makers, buckets
+        self.backwards = any(maker.with_gradients for maker in makers.values())
+        self.first = self.start = first  # index of the first row, and of the first row of the next chunk
         self.inputs = 0
         self._device = torch.device("cpu")
-        self._drawn: Drawn | None = None
+        self._drawn: Placement | None = None
         self._rows = 0
         self._sums: Tensor | None = None  # (3, M): of ones, of ones without signs, of the fingerprint
-        self._numbers: list[Tensor] = []  # of the fingerprint, where every row is kept
-        # Labels are added up at the end, since reading how many classes there are synchronises a GPU.
-        self._labels: list[Tensor] | None = []  # None: some row has none
+        self._numbers: list[Tensor] = []  # the fingerprint, where every row is kept
+        # Labels are summed at the end, since reading how many classes there are synchronises a GPU.
+        self._labels: list[Tensor] | None = []  # None once a row has no label
 
     def take(self, chunk: Chunk) -> None:
         self._drawn, self._rows = None, 0
@@ -554,10 +530,10 @@ class SketchMaker:
         if not self._rows:
             self._rows, self._device = len(rows), rows.device
             if self.buckets is not None:
-                self._drawn = Drawn(*self.buckets.draw(self.start, len(rows), rows.device))
+                self._drawn = self.buckets.draw(self.start, len(rows), rows.device)
         elif len(rows) != self._rows:
             raise ValueError(f"need the same number of rows at every site, got {self._rows}, and {len(rows)} at {site}")
-        lengths = self.makers[site].features(rows, self._drawn)  # not finite where a row is not
+        lengths = self.makers[site].features(rows, self._drawn)  # NaN or infinite where a row is
         self.network.note_finite(f"the activations at {site} are", lengths)
 
     def _gradients(self, site: str, rows: Tensor) -> None:
@@ -568,10 +544,9 @@ class SketchMaker:
     def _shared(self, chunk: Chunk) -> None:
         """Sketch what all sites share: ones, the fingerprint, and the labels."""
         numbers = input_numbers(chunk.batch, chunk.count, self._device)
-        for counts in list(self.network.counts().values())[:1]:  # positions: each input's number at its first row
+        for counts in list(self.network.counts().values())[:1]:  # positions: an input's number is at its first row
             counts = _moved(counts, self._device)
-            first = counts.cumsum(0) - counts
-            first = torch.where(counts > 0, first, self._rows)  # an input without rows goes past the end
+            first = torch.where(counts > 0, counts.cumsum(0) - counts, self._rows)  # past the end if it has no rows
             numbers = numbers.new_zeros(self._rows + 1).index_put_((first,), numbers)[: self._rows]
         labels = labels_of(chunk.batch)
         if self._labels is None or labels is None or self._rows != chunk.count:
@@ -590,7 +565,7 @@ class SketchMaker:
         self._drawn.add(self._sums[2], numbers)
 
     def _label_sums(self) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """(M, classes) with the signs of the sketch, and without; None where some labels are missing or no classes."""
+        """(M, classes) with the signs of the sketch, and without; None where labels are missing or are not classes."""
         if not self._labels:
             return None, None
         labels = torch.cat(self._labels)
@@ -602,10 +577,10 @@ class SketchMaker:
             return coded, coded
         signed, unsigned = labels.new_zeros(2, self.buckets.size, most + 1, dtype=torch.float64)
         for k, some in enumerate(labels.split(LABELS)):
-            places, signs = self.buckets.draw(self.first + k * LABELS, len(some), labels.device)
-            places = (places * (most + 1) + some).flatten()
-            signed.view(-1).index_add_(0, places, signs.flatten())
-            unsigned.view(-1).index_add_(0, places, signs.abs().flatten())
+            drawn = self.buckets.draw(self.first + k * LABELS, len(some), labels.device)
+            entries = (drawn.buckets * (most + 1) + some).flatten()
+            signed.view(-1).index_add_(0, entries, drawn.signs.flatten())
+            unsigned.view(-1).index_add_(0, entries, drawn.signs.abs().flatten())
         return signed, unsigned
 
     @products()
@@ -629,19 +604,19 @@ class SketchMaker:
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device; a copy to a GPU does not block, one to the CPU has to."""
+    """The tensor on a device; a copy to a GPU does not block, a copy to the CPU must."""
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
-# How a site is sketched
+# Making the sketch of one site
 
 
 class TensorSketch:
-    """Two independent sketches of f ⊗ g of `to` columns each (Pham and Pagh 2013).
+    """Two independent sketches of f ⊗ g with `to` columns each (Pham and Pagh 2013).
 
-    f and g are folded to `to` columns, each by hashes and signs of its own, and the two are convolved: entry (i, j) of
+    f and g are folded to `to` columns, each by its own hashes and signs, and the two are convolved: entry (i, j) of
     f ⊗ g goes to column h(i) + h′(j) with sign s(i) s′(j). Inner products are ⟨f, f′⟩⟨g, g′⟩ on average; products of
-    one sketch with the other are unbiased, those of a sketch with itself are too large.
+    one sketch with the other are unbiased, products of a sketch with itself are too large.
     """
 
     COPIES = 2
@@ -652,7 +627,7 @@ class TensorSketch:
         self._of_g = [Fold(width, to, seed * 4 + 1_000_002 + copy) for copy in range(self.COPIES)]
 
     def features(self, rows: Tensor) -> Tensor:
-        """(copies, n, to // 2 + 1): what is kept of f until g is known."""
+        """(copies, n, to // 2 + 1): the factor of the product that depends on f."""
         return torch.fft.rfft(torch.stack([fold(rows) for fold in self._of_f]))
 
     def product(self, features: Tensor, rows: Tensor) -> Tensor:
@@ -661,148 +636,135 @@ class TensorSketch:
         return torch.fft.irfft(features * of_g, n=self.to)
 
 
-@dataclass(frozen=True)
-class SitePlan:
-    """How a site is sketched."""
+def projection(width: int, folded: int | None, seed: int) -> Callable[[Tensor], Tensor]:
+    """The projection of rows to fewer columns, the same for all data; None leaves rows as they are."""
+    return (lambda rows: rows) if folded is None else Fold(width, folded, seed)
 
-    width: int
-    size: int | None  # buckets; None: every row is kept
-    parts: frozenset[str]
-    seed: int = 0
-    fold: int | None = None  # columns that its rows are projected to; None: they are not
 
-    @property
-    def columns(self) -> int:
-        return self.width if self.fold is None else self.fold
+def plan_sites(
+    widths: Collection[int], size: int | None, parts: frozenset[str], *, seed: int, memory: int, rows: int | None
+) -> list[SiteMaker]:
+    """A maker for every site; the widest sites are projected until all fit into the memory."""
 
-    @property
-    def paired_rows(self) -> int:
-        return max(FEWEST_PAIRED, min(MOST_PAIRED, PAIR_NUMBERS // self.columns))
+    def makers_of(most: int) -> tuple[list[SiteMaker], int]:
+        samplers: dict[int, RowSampler] = {}
+        made = [SiteMaker(width, size, parts, seed, most if width > most else None, samplers) for width in widths]
+        return made, sum(maker.bytes(rows) for maker in made)
 
-    @property
-    def with_gradients(self) -> bool:
-        return bool(self.parts & {"gradients", "hadamard", "maps"})
+    most = max(widths)
+    makers, need = makers_of(most)
+    if need > memory and size is None:
+        raise MemoryError(
+            f"keeping every row would take {size_text(need)}, over the budget of {size_text(memory)}: "
+            "give a size, raise memory=, pool with rows='mean', or take fewer sites"
+        )
+    least = need
+    while size is not None and least > memory and most > size:
+        most //= 2
+        makers, least = makers_of(most)
+    if least > memory:
+        projected = f" and {size_text(least)} with rows projected to {most} columns," if least < need else ""
+        raise MemoryError(
+            f"the sketch would take {size_text(need)},{projected} over the budget of {size_text(memory)}: raise "
+            "memory=, take a smaller size, kernels='hadamard' alone, or fewer sites"
+        )
+    return makers
+
+
+class SiteMaker:
+    """Grows the sketch of one site: a chunk's features before its gradients, and chunks in the order of their rows."""
+
+    def __init__(
+        self,
+        width: int,
+        size: int | None,
+        parts: frozenset[str],
+        seed: int,
+        folded: int | None,
+        samplers: dict[int, RowSampler],
+    ) -> None:
+        """`folded` is the number of columns that rows are projected to; None leaves rows as they are.
+
+        All sites share `samplers`, keyed by the number of rows they keep, so that each draw is made once.
+        """
+        self.width, self.size, self.parts, self.seed = width, size, parts, seed
+        self.columns = width if folded is None else folded
+        self.with_gradients = bool(parts & {"gradients", "hadamard", "maps"})
+        self.paired_rows = max(FEWEST_PAIRED, min(MOST_PAIRED, PAIR_NUMBERS // self.columns))
+        self._sampler = samplers.setdefault(self.paired_rows, RowSampler(self.paired_rows, seed))
+        self._project = projection(width, folded, seed)
+        self._tensor = TensorSketch(width, size, seed) if size is not None and "hadamard" in parts else None
+        self._parts: dict[str, Part] = {}
+        self._all: dict[str, list[Part]] = {}  # of each chunk, where every row is kept
+        self._pairs: list[Pairs] = []
+        self._sums: dict[str, Tensor] = {}
+        self._pending: tuple[Tensor, Tensor, Tensor, Tensor | None]  # a chunk's features, until its gradients come
 
     def bytes(self, rows: int | None) -> int:
-        """The memory it takes at most, for that many rows where all are kept."""
+        """The most memory that the sketch takes; `rows` is the number of rows, if that is known."""
         height = self.size if self.size is not None else rows or 0
         total = 4 * height * self.columns * len(self.parts & {"features", "gradients", "maps"})
-        if "hadamard" in self.parts and self.size is not None:
-            total += 4 * height * self.size * TensorSketch.COPIES
+        if self._tensor is not None:
+            total += 4 * height * self._tensor.to * TensorSketch.COPIES
         if self.with_gradients:
             total += 8 * self.paired_rows * self.columns
             total += 8 * self.columns**2 if self.columns <= MOMENT else 0
         return total
 
-    def project(self) -> Callable[[Tensor], Tensor]:
-        """The projection of its rows to fewer columns, if they are too wide; the same for all data."""
-        return (lambda rows: rows) if self.fold is None else Fold(self.width, self.fold, self.seed)
-
-    def tensor_sketch(self) -> TensorSketch | None:
-        """The sketch of f ⊗ g, if it is a part; the same for all data."""
-        if self.size is None or "hadamard" not in self.parts:
-            return None
-        return TensorSketch(self.width, self.size, self.seed)
-
-
-def plan_sites(
-    widths: Collection[int], size: int | None, parts: frozenset[str], *, seed: int, memory: int, rows: int | None
-) -> list[SitePlan]:
-    """A plan for every site; the widest sites are projected until all fit into the memory."""
-    plans = [SitePlan(width, size, parts, seed) for width in widths]
-    need = least = sum(plan.bytes(rows) for plan in plans)
-    if need <= memory:
-        return plans
-    if size is None:
-        raise MemoryError(
-            f"keeping every row would take {size_text(need)}, over the budget of {size_text(memory)}: "
-            "give a size, raise memory=, pool with rows='mean', or take fewer sites"
-        )
-    to = max(widths)
-    while to > size:
-        to //= 2
-        plans = [SitePlan(width, size, parts, seed, to if width > to else None) for width in widths]
-        least = sum(plan.bytes(rows) for plan in plans)
-        if least <= memory:
-            return plans
-    projected = f" and {size_text(least)} with rows projected to {to} columns," if least < need else ""
-    raise MemoryError(
-        f"the sketch would take {size_text(need)},{projected} over the budget of {size_text(memory)}: raise "
-        "memory=, take a smaller size, kernels='hadamard' alone, or fewer sites"
-    )
-
-
-class SiteMaker:
-    """Grows one site's sketch; features of a chunk come before its gradients, and chunks in the order of their rows."""
-
-    def __init__(self, plan: SitePlan, samplers: dict[int, RowSampler]) -> None:
-        """`samplers`: by the number of rows they keep, shared by all sites, so that each draw is made once."""
-        self.plan = plan
-        self._sampler = samplers.setdefault(plan.paired_rows, RowSampler(plan.paired_rows, plan.seed))
-        self._project, self._tensor = plan.project(), plan.tensor_sketch()
-        self._parts: dict[str, Part] = {}
-        self._all: dict[str, list[Part]] = {}  # of each chunk, where every row is kept
-        self._pairs: list[Pairs] = []
-        self._sums: dict[str, Tensor] = {}
-        self._waiting: tuple[Tensor, Tensor, Tensor, Tensor | None]  # a chunk's features, until it has gradients
-
-    def features(self, rows: Tensor, drawn: Drawn | None) -> Tensor:
-        """Take the rows f of a chunk and return their ‖f‖²; `drawn`: their buckets, None where all are kept."""
+    def features(self, rows: Tensor, drawn: Placement | None) -> Tensor:
+        """Take the rows f of a chunk and return their ‖f‖²; `drawn` has their buckets, None if every row is kept."""
         squares, narrow = _squares(rows), self._project(rows)
-        if "features" in self.plan.parts:
+        if "features" in self.parts:
             self._grow("features", narrow, squares, drawn)
-        if self.plan.with_gradients:
-            self._waiting = rows, narrow, squares, None if self._tensor is None else self._tensor.features(rows)
+        if self.with_gradients:
+            self._pending = rows, narrow, squares, None if self._tensor is None else self._tensor.features(rows)
         return squares
 
-    def gradients(self, rows: Tensor, drawn: Drawn | None, start: int) -> Tensor:
-        """Take the rows g of the same chunk, whose first has the global index `start`, and return their ‖g‖²."""
-        f, narrow_f, squares_f, spectra = self._waiting
-        del self._waiting
+    def gradients(self, rows: Tensor, drawn: Placement | None, start: int) -> Tensor:
+        """Take the rows g of the same chunk, the first of global index `start`, and return their ‖g‖²."""
+        f, narrow_f, squares_f, spectra = self._pending
+        del self._pending
         squares, narrow = _squares(rows), self._project(rows)
         of_both = squares_f * squares
         self._sum("fourth", of_both.square().sum())
         self._sum("trace", of_both.sum())
-        if "gradients" in self.plan.parts:
+        if "gradients" in self.parts:
             self._grow("gradients", narrow, squares, drawn)
-        if "maps" in self.plan.parts:
+        if "maps" in self.parts:
             maps = f * rows
             self._grow("maps", self._project(maps), _squares(maps), drawn)
-        if self._tensor is not None:
-            assert spectra is not None
+        if self._tensor is not None and spectra is not None:
             self._grow("hadamard", self._tensor.product(spectra, rows), of_both, drawn)
-        if self.plan.columns <= MOMENT:
+        if self.columns <= MOMENT:
             self._sum("moment", (narrow.T @ narrow_f).double())
-        most = self.plan.paired_rows
         index = self._sampler.draw(start, len(rows))
         if len(index):
             take = torch.from_numpy(index - start).to(rows.device, non_blocking=True)
-            self._pairs.append(Pairs(narrow_f[take], narrow[take], index, most, self.plan.seed))
-        if sum(len(lot.index) for lot in self._pairs) > 2 * most:
+            self._pairs.append(Pairs(narrow_f[take], narrow[take], index, self.paired_rows, self.seed))
+        if sum(len(sample.index) for sample in self._pairs) > 2 * self.paired_rows:
             self._pairs = [self._pairs[0].merge(*self._pairs[1:])]
         return squares
 
     def _sum(self, name: str, number: Tensor) -> None:
         self._sums[name] = self._sums[name].add_(number) if name in self._sums else number
 
-    def _grow(self, name: str, rows: Tensor, squares: Tensor, drawn: Drawn | None) -> None:
+    def _grow(self, name: str, rows: Tensor, squares: Tensor, drawn: Placement | None) -> None:
         """Add rows (n, k), or (2, n, k) in two copies, to a part."""
         # Products with ones, since summing float32 in float64 takes longer than all the rest; a few rows at a time,
         # since rounding would look like variation about the mean.
         total = torch.stack([(rows.new_ones(few.shape[-2]) @ few).double() for few in rows.split(_SUMMED, -2)]).sum(0)
-        size = self.plan.size
-        if drawn is None or size is None:
+        if drawn is None or self.size is None:
             self._all.setdefault(name, []).append(Part(rows.clone(), total, squares.sum(), squares))
             return
         if name not in self._parts:
-            empty = rows.new_zeros(*rows.shape[:-2], size, rows.shape[-1])
+            empty = rows.new_zeros(*rows.shape[:-2], self.size, rows.shape[-1])
             zero = torch.zeros_like(squares[0])
-            self._parts[name] = Part(empty, torch.zeros_like(total), zero, zero.repeat(size))
+            self._parts[name] = Part(empty, torch.zeros_like(total), zero, zero.repeat(self.size))
         part = self._parts[name]
         part.total.add_(total)
         part.squares.add_(squares.sum())
-        for whole, copy in zip(*(t if t.ndim == 3 else t[None] for t in (part.rows, rows)), strict=True):
-            drawn.add(whole, copy)
+        for sums, copy in zip(*(t if t.ndim == 3 else t[None] for t in (part.rows, rows)), strict=True):
+            drawn.add(sums, copy)
         drawn.add(part.diagonal, squares)
 
     def finish(self) -> SiteSketch:
@@ -810,8 +772,8 @@ class SiteMaker:
             self._parts[name] = Part.of_all(chunks)
         parts: dict[str, Part | None] = {name: self._parts.get(name) for name in PARTS}
         sums = {name: self._sums.get(name) for name in ("fourth", "moment", "trace")}
-        pairs = self._pairs[0].merge(*self._pairs[1:]) if self.plan.with_gradients else None
-        return SiteSketch(self.plan.width, **parts, **sums, pairs=pairs)  # type: ignore[arg-type]
+        pairs = self._pairs[0].merge(*self._pairs[1:]) if self.with_gradients else None
+        return SiteSketch(self.width, **parts, **sums, pairs=pairs)  # type: ignore[arg-type]
 
 
 def _squares(rows: Tensor) -> Tensor:

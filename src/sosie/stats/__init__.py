@@ -1,4 +1,4 @@
-"""Mergeable statistics of paired rows, and the views that measures read from them."""
+"""Mergeable statistics of paired rows, and the views of them that measures read."""
 
 from .grams import BLOCK, GramMaker, Grams
 from .moments import MomentMaker, Moments
@@ -16,8 +16,8 @@ from .outputs import (
 )
 from .row_grams import SMALLEST_GROUP
 from .sample import NO_NEURONS, Sample, SampleMaker
-from .sampling import ROWS, Buckets, Drawn, Fold, Resketch, RowSampler, Shuffle, check_seed, row_hash
-from .storage import is_statistics, load_statistics, moved, on_device, save_statistics, storable
+from .sampling import ROWS, Buckets, Fold, Placement, Resketch, RowSampler, Shuffle, check_seed, dealt_evenly, row_hash
+from .storage import is_statistics, load_statistics, moved, on_device, save_statistics, storable, tensors_of
 from .views import (
     Alignment,
     Covariances,

@@ -1,7 +1,7 @@
 """Grams: HSIC from the Gram matrices of fixed blocks of rows, for layers too wide for covariances.
 
-Each block's estimate is unbiased, so their sum is; memory does not grow with the rows, and all pairs of
-sites come out of one matrix product. Sums are kept for a few groups of blocks: they give the interval.
+The estimate from each block is unbiased, and so is the sum; memory does not grow with the rows, and one matrix product
+covers all pairs of sites. Sums are kept for a few groups of blocks, which give the interval.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .views import Alignment, DebiasedAlignment, UncentredAlignment
 
 T = TypeVar("T")
 
-# What one side makes of its rows: Gram matrices of fixed blocks, centred where float32 needs it
+# One side: Gram matrices of fixed blocks of rows, centred where float32 needs it
 
 BLOCK = 64  # rows per block
 OFFSET_LIMIT = 30.0  # n‖mean‖² over Σ‖x − mean‖² above which rows are centred before the product
@@ -38,27 +38,27 @@ OFFSET_LIMIT = 30.0  # n‖mean‖² over Σ‖x − mean‖² above which rows 
 
 @dataclass(frozen=True)
 class GramPart:
-    """One site's Gram matrices of one chunk, as the products left them.
+    """The Gram matrices of one site and chunk, as the products left them.
 
-    Lists of stacks (blocks, b, b), since the last block may be larger. Nothing else is computed here: this is
-    made inside the model's forward, and small operations are cheaper for all sites together.
+    Lists of stacks (blocks, b, b), since the last block may be larger. Nothing else is computed here, inside the
+    model's forward pass: small operations are cheaper for all sites together.
     """
 
     grams: list[Tensor]
-    from_mean: list[Tensor]  # (blocks,) b‖mean‖² if the rows were centred first; empty if not
-    raw: list[Tensor]  # uncentred ones, if they are wanted beside centred ones
-    few: Tensor  # (n, C): a few columns of the rows, to see whether they come in an order
+    from_mean: list[Tensor]  # (blocks,) b‖mean‖² if rows were centred first; empty if not
+    raw: list[Tensor]  # uncentred Gram matrices, if they are needed too
+    few: Tensor  # (n, C): a few columns of the rows, to see whether rows come in an order
 
     def is_finite(self) -> bool:
-        """Whether the products held all squares; asked on a CPU alone, where nothing waits for it."""
+        """Return whether all squares are finite; called on a CPU only, where nothing waits for it."""
         return all(bool(gram.diagonal(dim1=-2, dim2=-1).isfinite().all()) for gram in (*self.grams, *self.raw))
 
 
 class GramMaker:
-    """Makes the parts of one model; remembers which sites have to be centred first.
+    """Makes the parts of one model; remembers which sites must be centred first.
 
-    Centring costs a pass over the activations, so it is done only where the mean is large against the
-    spread and float32 would lose the difference; on a GPU with Triton it is free, and always done.
+    Centring costs a pass over the activations, so rows are centred only where the mean is so large against the spread
+    that float32 would lose the difference; on a GPU with Triton it is free, and always done.
     """
 
     def __init__(self, block: int = BLOCK, uncentred: bool = False, tf32: bool = True) -> None:
@@ -79,7 +79,7 @@ class GramMaker:
             return GramPart([gram for gram, _ in read], [length for _, length in read], raw, few)
         known = self._centre.get(site)
         raw = [gram_stack(stack) for stack in stacks] if self.uncentred or not known else []
-        # Asking costs a wait for the device: on a GPU only the first chunk is asked, later ones are noticed.
+        # This waits for the device, so a GPU does it for the first chunk only; `notice` handles later ones.
         if known is None or not (known or rows.is_cuda):
             worst = max(float(offsets(gram.double()).max()) for gram in raw)
             known = self._centre[site] = worst > OFFSET_LIMIT
@@ -91,16 +91,16 @@ class GramMaker:
         return GramPart(grams, lengths, raw if self.uncentred else [], few)
 
     def side(self, parts: Sequence[GramPart], start: int = 0) -> GramSide:
-        """What the sums of all sites of one side are made from: operations that all sites share."""
+        """The side of one chunk, from the parts of all sites, by operations on all sites together."""
         sizes = [tuple((len(gram), gram.shape[-1]) for gram in part.grams) for part in parts]
         paired_rows(*map(_rows, sizes))
         grams = [torch.stack(stack, dim=1).double() for stack in zip(*(part.grams for part in parts), strict=True)]
         raw = [torch.stack(stack, dim=1).double() for stack in zip(*(part.raw for part in parts), strict=True)]
         length = torch.stack([gram.diagonal(dim1=-2, dim2=-1).sum((0, 2)) for gram in grams]).sum(0)
-        from_means = []  # what the means took out of Σ‖x‖² where rows were centred
+        from_means = []  # the part of Σ‖x‖² that centring removed
         for stack, gram in enumerate(grams):
-            nothing = gram.new_zeros(len(gram))
-            means = [part.from_mean[stack].double() if part.from_mean else nothing for part in parts]
+            zero = gram.new_zeros(len(gram))
+            means = [part.from_mean[stack].double() if part.from_mean else zero for part in parts]
             from_means.append(torch.stack(means).sum(1))
         centred = [bool(part.from_mean) for part in parts]
         offset = length.new_zeros(len(parts))
@@ -125,20 +125,20 @@ class GramMaker:
         )
 
     def learnt(self) -> dict[str, bool]:
-        """Which sites are centred first, for another process to begin with."""
+        """The sites that are centred first, for another process to start from."""
         return dict(self._centre)
 
     def learn(self, centred: dict[str, bool]) -> None:
         self._centre |= centred
 
     def notice(self, site: str, offset: float) -> None:
-        """Called later with how far off the mean was: centre this site from now on."""
+        """Centre this site from now on if its mean was this far off, which is known later."""
         if offset > OFFSET_LIMIT:
             self._centre[site] = True
 
 
 def offsets(gram: Tensor) -> Tensor:
-    """n‖mean‖² / Σ‖x − mean‖² of Gram matrices (…, n, n); infinite where float32 lost the spread altogether."""
+    """n‖mean‖² / Σ‖x − mean‖² of Gram matrices (…, n, n); infinite where float32 lost the spread."""
     from_mean = gram.sum((-1, -2)) / gram.shape[-1]
     spread = gram.diagonal(dim1=-2, dim2=-1).sum(-1) - from_mean
     lost = torch.where(from_mean > 0, torch.inf, 0.0).to(spread)
@@ -151,15 +151,15 @@ class GramSide:
 
     sizes: tuple[tuple[int, int], ...]  # (blocks, b) of each stack
     debiased: list[Tensor]  # (blocks, sites, b·b) U-centred
-    diagonal: list[Tensor]  # (blocks, sites, b) of the centred Gram, over 1 − 1/b
+    diagonal: list[Tensor]  # (blocks, sites, b) of the centred Gram matrix, over 1 − 1/b
     length: Tensor  # (sites,) Σ ‖x‖², the mean included
-    offset: Tensor  # (sites,) the largest n‖mean‖² / Σ‖x − mean‖² that went uncentred into a product
-    raw: list[Tensor]  # (blocks, sites, b·b) as they are, diagonal left out; empty unless asked for
+    offset: Tensor  # (sites,) the largest n‖mean‖² / Σ‖x − mean‖² of an uncentred product
+    raw: list[Tensor]  # (blocks, sites, b·b) uncentred, without the diagonal; empty unless wanted
     raw_diagonal: list[Tensor]  # (blocks, sites, b)
-    norms: list[Tensor]  # (blocks, sites) Σ Kᵢⱼ² of the U-centred ones
-    heaviest: Tensor  # (sites,) the largest Σⱼ Kᵢⱼ² of one row of the U-centred Gram matrices
+    norms: list[Tensor]  # (blocks, sites) Σ Kᵢⱼ² of U-centred Gram matrices
+    heaviest: Tensor  # (sites,) the largest Σⱼ Kᵢⱼ² of one row of U-centred Gram matrices
     drift: Drift
-    halves: list[Tensor]  # (2 blocks, sites, b/2·b/2) U-centred: blocks cut in two; none of blocks of fewer than 8 rows
+    halves: list[Tensor]  # (2 blocks, sites, b/2·b/2) U-centred blocks cut in two; none for fewer than 8 rows
     raw_halves: list[Tensor]
 
     @property
@@ -172,12 +172,12 @@ class GramSide:
 
     @property
     def check(self) -> Tensor:
-        """(2, sites): Σ x², not finite where an activation was not, and how far off the mean was."""
+        """(2, sites): Σ x², not finite where an activation is not, and how far off the mean is."""
         return torch.stack([self.length, self.offset])
 
 
 def _cut_in_two(gram: Tensor) -> Tensor:
-    """(2 blocks, sites, b/2, b/2): all first halves, then all second ones; an odd row is left out."""
+    """(2 blocks, sites, b/2, b/2): all first halves, then all second halves; an odd row is left out."""
     half = gram.shape[-1] // 2
     if half < 4:
         return gram[:0]
@@ -206,8 +206,8 @@ class Grams:
     trace_b: Tensor  # (G, B)
     length_a: Tensor  # (A,) Σ ‖x‖²
     length_b: Tensor  # (B,)
-    pairs: Tensor  # (G,) Σ b (b − 3): what the debiased sums are to be divided by
-    variance: Tensor  # (A, B) of the debiased sum when rows are shuffled within blocks: Σ 2 ‖K‖² ‖L‖² / (b (b − 3))
+    pairs: Tensor  # (G,) Σ b (b − 3): the divisor of the debiased sums
+    variance: Tensor  # (A, B) of the debiased sum for rows shuffled within blocks: Σ 2 ‖K‖² ‖L‖² / (b (b − 3))
     heaviest_a: Tensor  # (A,) the largest Σⱼ Kᵢⱼ² of one row
     heaviest_b: Tensor
     drift_a: Drift
@@ -215,13 +215,13 @@ class Grams:
     raw: PairSums | None = None
     raw_diagonal: PairSums | None = None
     raw_pairs: Tensor | None = None  # (G,) Σ b (b − 1)
-    shuffled: ShuffledSums | None = None  # the same sums with rows shuffled within blocks, if chance was asked for
-    halved: PairSums | None = None  # the debiased sums of blocks that are cut in two: how much blocks cost
+    shuffled: ShuffledSums | None = None  # the same sums with rows shuffled within blocks, for chance
+    halved: PairSums | None = None  # the debiased sums of blocks cut in two, which show the error of blocks
     halved_pairs: Tensor | None = None  # (G,)
     raw_halved: PairSums | None = None
     raw_halved_pairs: Tensor | None = None
 
-    supplies = frozenset({Alignment, DebiasedAlignment, UncentredAlignment})  # the last only if it was asked for
+    supplies = frozenset({Alignment, DebiasedAlignment, UncentredAlignment})  # the last only if wanted
 
     @classmethod
     def of(
@@ -246,11 +246,11 @@ class Grams:
     def join(
         cls, a: GramSide, b: GramSide, *, block: int, first_block: int = 0, draws: int = 0, seed: int = 0
     ) -> Grams:
-        """The sums of one chunk, from what each side made of it; blocks are counted over the whole data."""
+        """The sums of one chunk, from both sides; blocks are counted over the whole data."""
         paired_rows(a.rows, b.rows)
-        # Filled on the device: sending numbers there would make the host wait for it.
-        each = torch.cat([a.length.new_full((count,), float(size)) for count, size in a.sizes])
-        groups = torch.arange(first_block, first_block + len(each), device=each.device) % GROUPS
+        # Filled on the device, since sending numbers would make the host wait.
+        rows = torch.cat([a.length.new_full((count,), float(size)) for count, size in a.sizes])
+        groups = torch.arange(first_block, first_block + len(rows), device=rows.device) % GROUPS
         in_two = zip(groups.split([count for count, _ in a.sizes]), a.halves, strict=True)
         halved_groups = torch.cat([torch.cat([group, group])[: len(half)] for group, half in in_two])
         half = torch.cat([a.length.new_full((len(h),), h.shape[-1] ** 0.5) for h in a.halves])
@@ -266,7 +266,7 @@ class Grams:
             trace_b=by_group(torch.cat([d.sum(-1) for d in b.diagonal]), groups),
             length_a=a.length,
             length_b=b.length,
-            pairs=by_group(each * (each - 3), groups),
+            pairs=by_group(rows * (rows - 3), groups),
             variance=variance,
             heaviest_a=a.heaviest,
             heaviest_b=b.heaviest,
@@ -274,7 +274,7 @@ class Grams:
             drift_b=b.drift,
             raw=PairSums.of(a.raw, b.raw, groups) if a.raw else None,
             raw_diagonal=PairSums.of(a.raw_diagonal, b.raw_diagonal, groups) if a.raw else None,
-            raw_pairs=by_group(each * (each - 1), groups) if a.raw else None,
+            raw_pairs=by_group(rows * (rows - 1), groups) if a.raw else None,
             shuffled=ShuffledSums.of(a, b, draws=draws, seed=seed, first_block=first_block) if draws else None,
             halved=PairSums.of(a.halves, b.halves, halved_groups),
             halved_pairs=by_group(half * (half - 3), halved_groups),
@@ -289,12 +289,12 @@ class Grams:
 
     @property
     def groups(self) -> Tensor:
-        """(G,) bool: the groups that hold blocks."""
+        """(G,) bool: the groups that have blocks."""
         return self.pairs > 0
 
     @property
     def halves(self) -> Grams | None:
-        """The same of blocks that are cut in two; none where they are too small, or were not kept."""
+        """These sums from blocks cut in two; None if blocks are too small, or the sums were not kept."""
         if self.halved is None or self.halved_pairs is None or not (self.halved_pairs > 0).equal(self.groups):
             return None
         raw = {} if self.raw_halved is None else {"raw": self.raw_halved, "raw_pairs": self.raw_halved_pairs}
@@ -302,22 +302,22 @@ class Grams:
 
     @property
     def spread(self) -> tuple[Tensor, Tensor]:
-        """For each site, how much of Σ‖x‖² is variation about the mean: nothing for constant features."""
+        """The share of each site's Σ‖x‖² that is variation about the mean: 0 for constant features."""
         return self.trace_a.sum(0) / self.length_a, self.trace_b.sum(0) / self.length_b
 
     @property
     def traces(self) -> tuple[Tensor, Tensor]:
-        """For each site an estimate of the trace of the centred Gram matrix of all rows."""
+        """An estimate of the trace of each site's centred Gram matrix of all rows."""
         return self.trace_a.sum(0) * (1 - 1 / self.n), self.trace_b.sum(0) * (1 - 1 / self.n)
 
     @property
     def heaviest_row(self) -> tuple[Tensor, Tensor]:
-        """For each site the share of ‖K‖² that one row makes up: its row and its column."""
+        """The largest share of each site's ‖K‖² in the row and column of one input."""
         return 2 * self.heaviest_a / self.debiased.xx.sum(0), 2 * self.heaviest_b / self.debiased.yy.sum(0)
 
     @property
     def drift(self) -> tuple[Tensor, Tensor]:
-        """For each site, variance between blocks over variance within: about 1 unless rows come in an order."""
+        """The variance between blocks over that within, for each site: about 1 unless rows come in an order."""
         return self.drift_a.ratios(self.n, self.blocks), self.drift_b.ratios(self.n, self.blocks)
 
     def describe(self) -> str:
@@ -349,10 +349,9 @@ class Grams:
     ) -> Alignment:
         """Inner products of Gram matrices for every pair of sites, scaled to all n rows.
 
-        The debiased ones are sums over the blocks. The biased and uncentred ones add what the diagonals
-        contribute at n rows, so that they estimate the value on the whole data, bias and all. With
-        `jackknife` there is a dimension in front: the same with each group of blocks left out in turn. With
-        `shuffled` xy has a dimension in front: one draw of shuffled rows each.
+        Debiased ones are sums over the blocks. Biased and uncentred ones add what the diagonals contribute at n rows,
+        so that they estimate the value on the whole data, bias included. With `jackknife`, a first dimension leaves out
+        each group of blocks in turn. With `shuffled`, xy has a first dimension of draws of shuffled rows.
         """
         if shuffled and self.shuffled is None:
             raise ValueError("these Grams were made without shuffled sums")
@@ -360,7 +359,7 @@ class Grams:
         def drawn(name: str) -> Tensor | None:
             return getattr(self.shuffled, name) if shuffled else None
 
-        share = _aside(over_groups(self.pairs, jackknife) / self.pairs.sum())  # of the pairs of rows that is left
+        share = _aside(over_groups(self.pairs, jackknife) / self.pairs.sum())  # of the pairs of rows that are left
         if kind is UncentredAlignment:
             if self.raw is None or self.raw_diagonal is None or self.raw_pairs is None:
                 raise ValueError("these Grams were made without uncentred sums")
@@ -406,9 +405,9 @@ class PairSums:
     def of(
         cls, xs: list[Tensor], ys: list[Tensor], groups: Tensor, norms: tuple[list[Tensor], list[Tensor]] | None = None
     ) -> PairSums:
-        """Stacks (blocks, sites, length) of both sides; `groups` names the group of each block, stack after stack.
+        """From stacks (blocks, sites, length) of both sides; `groups` is the group of each block, stack after stack.
 
-        `norms` are the sums of squares (blocks, sites), where they are known.
+        `norms` are the sums of squares (blocks, sites), if they are known.
         """
         if norms is None:
             norms = [x.square().sum(-1) for x in xs], [y.square().sum(-1) for y in ys]
@@ -422,9 +421,9 @@ class PairSums:
         return _added(self, other)
 
     def total(self, jackknife: bool, drawn: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """(A, 1), (1, B), (A, B): the sums over all groups; or, with a dimension in front, over all but each.
+        """(A, 1), (1, B), (A, B): the sums over all groups or, with a first dimension, over all but each.
 
-        `drawn`: xy (D, A, B) of shuffled rows, in place of its own.
+        `drawn`, xy (D, A, B) of shuffled rows, replaces xy.
         """
         xx, yy = over_groups(self.xx, jackknife), over_groups(self.yy, jackknife)
         return xx[..., :, None], yy[..., None, :], over_groups(self.xy, jackknife) if drawn is None else drawn
@@ -440,20 +439,20 @@ def over_groups(grouped: Tensor, jackknife: bool) -> Tensor:
     return grouped.sum(0) - grouped if jackknife else grouped.sum(0)
 
 
-def _added(one: T, other: T) -> T:
-    """Two sums, field by field; what is not kept stays so."""
-    both = [(getattr(one, each.name), getattr(other, each.name)) for each in fields(one)]  # type: ignore[arg-type]
-    return type(one)(*(None if x is None else x + y for x, y in both))
+def _added(a: T, b: T) -> T:
+    """The sum of two dataclasses, field by field; None stays None."""
+    pairs = [(getattr(a, field.name), getattr(b, field.name)) for field in fields(a)]  # type: ignore[arg-type]
+    return type(a)(*(None if x is None else x + y for x, y in pairs))
 
 
-# Whether rows come in an order: blocks of consecutive rows cannot stand data that are sorted by class
+# Drift shows whether rows come in an order: blocks of consecutive rows cannot handle data sorted by class
 
-COLUMNS = 32  # of each site that are looked at
+COLUMNS = 32  # of each site that are read
 
 
 @dataclass(frozen=True)
 class Drift:
-    """Sums over a few columns of every site: S sites, C columns. They tell spread within blocks from spread between."""
+    """Sums over a few columns of every site, for the spread within and between blocks: S sites, C columns."""
 
     total: Tensor  # (S, C) Σ x
     squares: Tensor  # (S, C) Σ x²
@@ -461,7 +460,7 @@ class Drift:
 
     @classmethod
     def of(cls, rows: Tensor, sizes: tuple[tuple[int, int], ...]) -> Drift:
-        """From rows (n, S, C) that were cut into so many blocks of so many rows: ((blocks, b), …)."""
+        """From rows (n, S, C) in blocks of these sizes: ((blocks, b), …)."""
         rows = rows.double()
         by_block = torch.zeros_like(rows[0])
         for stack, (count, b) in zip(rows.split([count * b for count, b in sizes]), sizes, strict=True):
@@ -472,7 +471,7 @@ class Drift:
         return _added(self, other)
 
     def ratios(self, n: int, blocks: int) -> Tensor:
-        """(S,): the variance between blocks over that within, each by its degrees of freedom; about 1 in no order."""
+        """(S,): the variance between blocks over that within, by degrees of freedom; about 1 for rows in no order."""
         between = (self.by_block - self.total.square() / n).sum(1) / (blocks - 1)
         within = (self.squares - self.by_block).sum(1) / (n - blocks)
         return torch.where(within > 0, between / within, torch.where(between > 0, torch.inf, 1.0).to(between))
@@ -480,14 +479,14 @@ class Drift:
 
 @cache
 def columns(width: int, device: torch.device) -> Tensor:
-    """Which columns of a site are looked at: the same for all parts of the data."""
+    """The columns of a site that are read, the same for all parts of the data."""
     if width <= COLUMNS:
         return torch.arange(COLUMNS, device=device) % width
     generator = torch.Generator().manual_seed(width)
     return torch.randperm(width, generator=generator)[:COLUMNS].sort().values.to(device)
 
 
-# Inner products of the Gram matrices of blocks whose rows were shuffled on one side: what chance gives
+# Chance: inner products of Gram matrices of blocks, with the rows of one side shuffled
 
 AT_ONCE = 2**24  # numbers of shuffled Gram matrices made at a time
 
@@ -505,8 +504,8 @@ class ShuffledSums:
     def of(cls, a: GramSide, b: GramSide, *, draws: int, seed: int, first_block: int) -> ShuffledSums:
         orders, block = [], first_block  # (blocks, draws, b) for each stack: new orders of the rows
         for count, size in a.sizes:
-            each = [orders_within_blocks(seed, block + k, draws, size) for k in range(count)]
-            orders.append(torch.stack(each).to(a.length.device))
+            of_blocks = [orders_within_blocks(seed, block + k, draws, size) for k in range(count)]
+            orders.append(torch.stack(of_blocks).to(a.length.device))
             block += count
         return cls(
             debiased=_squares(a.debiased, b.debiased, orders),
@@ -522,9 +521,9 @@ class ShuffledSums:
 
 
 def _squares(xs: list[Tensor], ys: list[Tensor], orders: list[Tensor]) -> Tensor:
-    """Σ K ∘ L over blocks and draws, from stacks (blocks, sites, b·b) of matrices with nothing on the diagonal.
+    """(D, A, B): Σ K ∘ L over blocks, from stacks (blocks, sites, b·b) of symmetric matrices without a diagonal.
 
-    The side with fewer sites is shuffled; half of each matrix says all of it.
+    The side with fewer sites is shuffled, in the upper triangle only.
     """
     if xs[0].shape[1] > ys[0].shape[1]:
         return _squares(ys, xs, orders).transpose(1, 2)
@@ -546,14 +545,14 @@ def _squares(xs: list[Tensor], ys: list[Tensor], orders: list[Tensor]) -> Tensor
 
 
 def _sizes(stacks: list[Tensor]) -> Tensor:
-    """(sites, 1): the power of 2 near the largest entry of each site, which brings all into the range of float32."""
+    """(sites, 1): the power of 2 near the largest entry of each site, which brings entries into float32's range."""
     largest = torch.stack([stack.abs().amax((0, 2)) for stack in stacks]).amax(0)[:, None]
     return torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent)
 
 
 def _vectors(xs: list[Tensor], ys: list[Tensor], orders: list[Tensor]) -> Tensor:
-    """The same for what is on the diagonals, stacks (blocks, sites, b)."""
-    if xs[0].shape[1] > ys[0].shape[1]:  # so that both are shuffled alike
+    """(D, A, B): the same for diagonals, stacks (blocks, sites, b)."""
+    if xs[0].shape[1] > ys[0].shape[1]:  # as in `_squares`
         return _vectors(ys, xs, orders).transpose(1, 2)
     total = xs[0].new_zeros(orders[0].shape[1], xs[0].shape[1], ys[0].shape[1])
     for x, y, order in zip(xs, ys, orders, strict=True):

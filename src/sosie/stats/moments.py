@@ -30,7 +30,7 @@ TOO_FAR = 10.0  # standard deviations between the provisional centre and the mea
 
 @dataclass(frozen=True)
 class MomentPart:
-    """One site's rows of one chunk about its provisional centre, and the sums that concern it alone."""
+    """The rows of one site and chunk about a provisional centre, and the sums of this site alone."""
 
     centre: Tensor  # (p,) float64
     rows: Tensor  # (n, p) less the centre, in the precision of the products
@@ -39,7 +39,7 @@ class MomentPart:
 
 
 class MomentMaker:
-    """Makes the parts of one model: keeps each site's provisional centre, and moves it when it is far off."""
+    """Makes the parts of one model; keeps a provisional centre for each site, and moves it when it is far off."""
 
     def __init__(self, products: torch.dtype = torch.float64) -> None:
         self.products = products
@@ -49,7 +49,7 @@ class MomentMaker:
         rows = rows.double() if self.products == torch.float64 or rows.dtype == torch.float64 else rows.float()
         mean = rows.mean(0, dtype=torch.float64)
         centre = self._centres.get(site)
-        if centre is not None and centre.device != rows.device:  # learnt from another process
+        if centre is not None and centre.device != rows.device:  # from another process
             centre = self._centres[site] = centre.to(rows.device)
         if centre is None or self._far(rows, mean, centre):
             centre = self._centres[site] = mean.to(rows.dtype).double()  # so that the subtraction is exact
@@ -71,7 +71,7 @@ class MomentMaker:
         return MomentSide(rows, norms, sums)
 
     def learnt(self) -> dict[str, Tensor]:
-        """The centres, for another process to begin with: then its sums need not be moved to be added."""
+        """The centres, for another process to start from, so that sums are added without moving them."""
         return {site: centre.cpu() for site, centre in self._centres.items()}
 
     def learn(self, centres: dict[str, Tensor]) -> None:
@@ -85,7 +85,7 @@ class MomentMaker:
 
 @dataclass(frozen=True)
 class SideSums:
-    """Sums of all sites of one side, laid side by side: P = Σ widths, S sites."""
+    """Sums of all sites of one side, side by side: P = Σ widths, S sites."""
 
     widths: tuple[int, ...]
     centre: Tensor  # (P,)
@@ -97,14 +97,14 @@ class SideSums:
 
     @property
     def membership(self) -> Tensor:
-        """(P, S): one where a column belongs to a site; turns vectors into block-diagonal matrices."""
+        """(P, S): 1 where a column belongs to a site; turns vectors into block-diagonal matrices."""
         return torch.block_diag(*(torch.ones(w, 1, dtype=torch.float64) for w in self.widths)).to(self.total.device)
 
     def split(self, stacked: Tensor) -> tuple[Tensor, ...]:
         return stacked.split(self.widths)
 
     def moved(self, shift: Tensor, n: int) -> SideSums:
-        """The same sums about centre + shift."""
+        """These sums about centre + shift."""
         member = self.membership
         d = member * shift[:, None]  # (P, S)
         d2 = d.square().sum(0)  # (S,)
@@ -178,13 +178,13 @@ class MomentSide:
 
     @property
     def check(self) -> Tensor:
-        """(2, sites): Σ x², not finite where an activation was not, and no offset: rows are centred."""
+        """(2, sites): Σ x², not finite where an activation is not, and an offset of 0, since rows are centred."""
         return torch.stack([self.sums.length, torch.zeros_like(self.sums.length)])
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over paired rows of all sites of two sides, about a centre each; `merge` adds other rows."""
+    """Sums over paired rows of all sites of two sides, about one centre per site; `merge` adds other rows."""
 
     n: int
     a: SideSums
@@ -193,7 +193,7 @@ class Moments:
     weighted_x: Tensor  # (P, B) Σ ‖y‖² x
     weighted_y: Tensor  # (A, Q) Σ ‖x‖² y
     lengths: Tensor  # (A, B) Σ ‖x‖² ‖y‖²
-    # The rows, or a sample of them, where they were kept too: for sites whose covariance does not show all directions.
+    # The rows, or a sample of them, if they were kept: for sites whose covariance does not show all directions.
     rows: Sample | None = field(default=None, repr=False, compare=False, metadata={"kept": False})
 
     supplies = frozenset({Alignment, DebiasedAlignment, UncentredAlignment, Covariances, Neurons})
@@ -210,7 +210,7 @@ class Moments:
 
     @classmethod
     def join(cls, a: MomentSide, b: MomentSide) -> Moments:
-        """The moments of one chunk, from what each side made of it."""
+        """The moments of one chunk, from both sides."""
         return cls(
             n=paired_rows(len(a.rows), len(b.rows)),
             a=a.sums,
@@ -231,12 +231,12 @@ class Moments:
 
     @property
     def spread(self) -> tuple[Tensor, Tensor]:
-        """For each site, how much of Σ‖x‖² is variation about the mean: nothing for constant features."""
+        """The share of each site's Σ‖x‖² that is variation about the mean: 0 for constant features."""
         return self.a.spread(self.n), self.b.spread(self.n)
 
     @property
     def traces(self) -> tuple[Tensor, Tensor]:
-        """For each site the trace of its centred Gram matrix."""
+        """The trace of each site's centred Gram matrix."""
         return self.a.traces(self.n), self.b.traces(self.n)
 
     @property
@@ -258,10 +258,10 @@ class Moments:
         return {}
 
     def _biased(self, kind: type[Alignment]) -> Alignment:
-        """‖Σ x yᵀ‖² about the means; for uncentred ones about the origin."""
+        """‖Σ x yᵀ‖² about the means, or about the origin if uncentred."""
         a, b = self.a, self.b
-        back = kind is UncentredAlignment
-        shift_a, shift_b = (a.centre, b.centre) if back else (-a.total / self.n, -b.total / self.n)
+        uncentred = kind is UncentredAlignment
+        shift_a, shift_b = (a.centre, b.centre) if uncentred else (-a.total / self.n, -b.total / self.n)
         total_b = b.total + self.n * shift_b
         owner = torch.repeat_interleave(
             torch.arange(len(b.widths), device=self.cross.device), torch.tensor(b.widths, device=self.cross.device)
@@ -284,22 +284,19 @@ class Moments:
 
     @once
     def scatters(self) -> tuple[list[Scatter], list[Scatter]]:
-        """Each site's own covariance."""
+        """The covariance of each site."""
         a, b = ([s.scatter(i, self.n) for i in range(len(s.widths))] for s in (self.a, self.b))
-        if self.rows is None:
-            return a, b
-        with_rows_a, with_rows_b = (
-            [with_rows(scatter, raw) for scatter, raw in zip(side, kept, strict=True)]
-            for side, kept in ((a, self.rows.xs), (b, self.rows.ys))
-        )
-        return with_rows_a, with_rows_b
+        if self.rows is not None:
+            a = [with_rows(scatter, raw) for scatter, raw in zip(a, self.rows.xs, strict=True)]
+            b = [with_rows(scatter, raw) for scatter, raw in zip(b, self.rows.ys, strict=True)]
+        return a, b
 
     def beside(self, rows: Sample | None) -> Moments:
-        """The same with these rows beside, or a sample of them; rows that were projected are no use."""
+        """These moments with the rows, or a sample of them; projected rows are of no use."""
         return self if rows is None or rows.folded is not None else replace(self, rows=rows)
 
     def covariances(self, i: int = 0, j: int = 0) -> Covariances:
-        """The covariances of site i of A and site j of B; each site's factorisations are made once."""
+        """The covariances of site i of A and site j of B; the factorisations of each site are made once."""
         block = self.cross.split(self.a.widths)[i].split(self.b.widths, dim=1)[j]
         mean_a, mean_b = self.a.split(self.a.total)[i] / self.n, self.b.split(self.b.total)[j] / self.n
         xy = block / self.n - torch.outer(mean_a, mean_b)
@@ -312,13 +309,13 @@ class Moments:
         return Neurons(view.x.matrix.diagonal(), view.y.matrix.diagonal(), view.xy)
 
     def joint(self, i: int = 0, j: int = 0) -> JointMoments:
-        """Means and covariances of site i of A and site j of B, in their own coordinates: what a fit reads."""
+        """Means and covariances of site i of A and site j of B, in the coordinates of their neurons, for a fit."""
         view = self.covariances(i, j)
         a, b = (side.split(side.centre + side.total / self.n)[k] for side, k in ((self.a, i), (self.b, j)))
         return JointMoments(self.n, a, b, view.x.matrix, view.y.matrix, view.xy)
 
     def about(self, centre_a: Tensor, centre_b: Tensor) -> Moments:
-        """The same moments about other centres, in closed form."""
+        """These moments about other centres, in closed form."""
         d, e = centre_a - self.a.centre, centre_b - self.b.centre
         if not bool(d.any()) and not bool(e.any()):
             return self
@@ -336,7 +333,7 @@ class Moments:
         )
 
     def _lengths_about(self, dd: Tensor, ee: Tensor) -> Tensor:
-        """(A, B): Σ ‖x − d‖² ‖y − e‖², the shifts given as block-diagonal (P, A) and (Q, B)."""
+        """(A, B): Σ ‖x − d‖² ‖y − e‖², for shifts as block-diagonal matrices (P, A) and (Q, B)."""
         d2, e2 = dd.square().sum(0)[:, None], ee.square().sum(0)[None, :]
         total_a, total_b = (dd.T @ self.a.total)[:, None], ee.T @ self.b.total
         return (

@@ -1,6 +1,6 @@
 """OutputSums: counts and sums over the paired outputs of two models; memory does not grow with the inputs.
 
-They are kept for groups of inputs, input i in group i modulo 32: leaving each out in turn gives the interval.
+They are kept by group, which a hash of the input's index decides: leaving out each group in turn gives the interval.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from torch.nn.functional import pad
 from ..checks import one_of
 from ..linalg import for_numpy, once
 from .grams import GROUPS, by_group, over_groups
+from .sampling import dealt_groups
 
 # The views that measures read
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What two models answer to the same inputs, as counts: one number each, or one for each group left out."""
+    """The outputs of two models for the same inputs, as counts: one number, or one for each group left out."""
 
     n: Tensor
 
 
 @dataclass(frozen=True)
 class Predictions(Outputs):
-    """Which class each model names."""
+    """The classes that the models predict."""
 
-    equal: Tensor  # inputs for which both name the same
+    equal: Tensor  # inputs for which both predict the same class
 
 
 @dataclass(frozen=True)
 class MarkedPredictions(Predictions):
-    """The same, marked by labels."""
+    """The classes that the models predict, compared with labels."""
 
     right_a: Tensor
     right_b: Tensor
@@ -52,34 +53,34 @@ class Distributions(Outputs):
 
 @dataclass(frozen=True)
 class Differences(Outputs):
-    """How much numeric outputs differ, d of them per input."""
+    """The differences of numeric outputs, d per input."""
 
     squared: Tensor  # Σ over inputs of the mean squared difference of the d outputs
 
 
 @dataclass(frozen=True)
 class Continuous(Differences):
-    """The same, and how they vary together."""
+    """The differences of numeric outputs, and their second moments."""
 
     xx: Tensor  # (…, d) Σ (x − mean)²
     yy: Tensor  # (…, d)
     xy: Tensor  # (…, d)
 
 
-# What a model's outputs say: a class, a distribution over classes, or numbers
+# Reading outputs as classes, distributions over classes, or numbers
 
 KINDS = ("auto", "logits", "probabilities", "labels", "regression")
-SUMS_TO_ONE = 1e-3  # how far half precision may put the sum of a row of probabilities from 1
+SUMS_TO_ONE = 1e-3  # how far from 1 a row of probabilities in half precision may sum
 NO_CHANCE = 32  # so many logits do not all lie between 0 and 1 by chance
-MOST_CLASSES = 2**20  # a class number beyond this is taken for something else
+MOST_CLASSES = 2**20  # a larger number is not a class
 
 
 @dataclass(frozen=True)
 class Answers:
-    """One model's outputs for some inputs, made once however many models they are compared with."""
+    """One model's outputs for some inputs, read once for all models that they are compared with."""
 
     kind: str
-    width: int  # classes, or numbers per input; 1 for labels, which do not tell how many classes there are
+    width: int  # classes, or numbers per input; 1 for labels, which do not show how many classes there are
     predicted: Tensor | None = None  # (n,) class numbers
     scores: Tensor | None = None  # (n, classes) logits or probabilities, float64
     values: Tensor | None = None  # (n, d) float64
@@ -87,7 +88,7 @@ class Answers:
 
     @once
     def log_p(self) -> Tensor | None:
-        """(n, classes): log-probabilities; made when first asked for, since labels are enough for most measures."""
+        """(n, classes): log-probabilities, made when first needed, since labels are enough for most measures."""
         if self.scores is None:
             return None
         if self.kind == "logits":
@@ -95,42 +96,50 @@ class Answers:
         return (self.scores / self.scores.sum(1, keepdim=True)).log()
 
     def __len__(self) -> int:
-        found = self.values if self.predicted is None else self.predicted
-        assert found is not None
-        return len(found)
+        rows = self.values if self.predicted is None else self.predicted
+        assert rows is not None
+        return len(rows)
 
 
 class Reader:
-    """Reads one model's outputs, batch after batch: the first batch decides their kind, where it is not given."""
+    """Reads one model's outputs, batch after batch; the first batch decides their kind, unless it is given."""
 
     def __init__(self, name: str, kind: str = "auto") -> None:
         self.name, self.kind, self._given = name, one_of(kind, "kind", KINDS), kind != "auto"
         self._width: int | None = None
+        self.small: int | None = 0  # how many numbers there were, while all lay between 0 and 1; None: not all do
 
     def learnt(self) -> tuple[str, int | None]:
-        """What the first batch decided, for another process to begin with."""
+        """The kind and width that the first batch decided, for another process to start from."""
         return self.kind, self._width
 
     def learn(self, decided: tuple[str, int | None]) -> None:
         self.kind, self._width = decided
 
     def read(self, outputs: Tensor) -> Answers:
-        """(n,) labels or numbers, (n, classes) logits or probabilities, (n, d) numbers."""
+        """Read (n,) labels or numbers, (n, classes) logits or probabilities, or (n, d) numbers."""
         if outputs.is_complex():
             raise TypeError(f"{self.name}: outputs are complex ({outputs.dtype})")
         sums_up = for_numpy(outputs) and math.isfinite(outputs.numpy().sum())  # fast, and shows that all are finite
         if not sums_up and (bad := int((~torch.isfinite(outputs)).sum())):
             raise ValueError(
-                f"{self.name}: {bad} of {outputs.numel()} outputs are NaN or infinite. Check the input's normalisation "
-                "and the weights; a class that is masked out can have a large negative logit instead"
+                f"{self.name}: {bad} of {outputs.numel()} outputs are NaN or infinite. Check the normalisation of the "
+                "input and the weights; give a masked class a large negative logit instead"
             )
         if self.kind == "auto":
             self.kind = _kind_of(outputs, self.name)
+        if self.kind == "logits" and not self._given and self.small is not None:
+            self.small = self.small + outputs.numel() if _between_0_and_1(outputs) else None
         answers = self._answers(outputs)
         if self._width not in (None, answers.width):
             raise ValueError(f"{self.name}: {answers.width} outputs per input, but {self._width} in an earlier batch")
         self._width = answers.width
         return answers
+
+    def check_guess(self) -> None:
+        """After the last batch: ask if outputs of small batches were taken for logits, but all lie between 0 and 1."""
+        if self.small is not None and self.small >= NO_CHANCE:
+            raise ValueError(_ASK.format(self.name))
 
     def _answers(self, outputs: Tensor) -> Answers:
         shape = tuple(outputs.shape)
@@ -149,9 +158,9 @@ class Reader:
             wrong = (scores < 0).any(1) | ((sums - 1).abs() > SUMS_TO_ONE)
             if bool(wrong.any()):
                 row = int(wrong.nonzero()[0])
-                hint = "; earlier rows looked like probabilities: say kind='logits' if they are not"
+                hint = "; earlier rows looked like probabilities: set kind='logits' if they are not"
                 raise ValueError(
-                    f"{self.name}: {int(wrong.sum())} of {len(scores)} rows are no probabilities, e.g. one sums to "
+                    f"{self.name}: {int(wrong.sum())} of {len(scores)} rows are not probabilities: one sums to "
                     f"{float(sums[row].detach()):.6g} with smallest entry {float(scores[row].min().detach()):.3g}"
                     f"{'' if self._given else hint}"
                 )
@@ -160,7 +169,7 @@ class Reader:
 
 
 def check_labels(labels: Tensor, name: str, classes: int | None = None) -> Tensor:
-    """Class numbers (n,) from 0 up, below `classes` where that is known."""
+    """Return class numbers (n,) as integers, from 0 and below `classes` if that is known."""
     if labels.ndim != 1:
         raise ValueError(f"{name} are (n,) class numbers, got shape {tuple(labels.shape)}")
     whole = labels.long()
@@ -176,8 +185,8 @@ def check_labels(labels: Tensor, name: str, classes: int | None = None) -> Tenso
 
 
 def _largest(scores: Tensor) -> tuple[Tensor, int]:
-    """The class with the largest score, the first of several, and for how many inputs there are several."""
-    if for_numpy(scores):  # torch would first wake its threads, which takes longer
+    """The class with the largest score, the first of several, and the number of inputs with several."""
+    if for_numpy(scores):  # waking torch's threads takes longer
         array = scores.numpy()
         first = array.argmax(1)
         equal = array == np.take_along_axis(array, first[:, None], 1)
@@ -188,43 +197,50 @@ def _largest(scores: Tensor) -> tuple[Tensor, int]:
 
 
 def _kind_of(outputs: Tensor, name: str) -> str:
-    """What outputs are by their look; where two kinds look alike, an error that asks."""
+    """The kind of outputs by their look; an error asks where two kinds look alike."""
     shape = tuple(outputs.shape)
     if outputs.ndim not in (1, 2):
         raise ValueError(
-            f"{name}: outputs of shape {shape}; compared are (n,) labels, (n, classes) logits or probabilities, or "
-            "(n, d) numbers: choose one answer per input in a module of your own around the model"
+            f"{name}: need (n,) labels, (n, classes) logits or probabilities, or (n, d) numbers, got outputs of shape "
+            f"{shape}: wrap the model in a module that returns one answer per input"
         )
     if not outputs.is_floating_point():
         if outputs.ndim == 1:
             return "labels"
-        raise ValueError(f"{name}: whole numbers of shape {shape} may be counts, one-hot labels or scores: say kind=")
+        raise ValueError(f"{name}: whole numbers of shape {shape} may be counts, one-hot labels or scores: set kind=")
     if outputs.ndim == 1:
         if len(outputs) and bool((outputs == outputs.round()).all()):
             raise ValueError(
                 f"{name}: floating-point outputs that are all whole may be labels or numbers: "
-                "say kind='labels' or kind='regression'"
+                "set kind='labels' or kind='regression'"
             )
         return "regression"
     if shape[1] == 1:
         raise ValueError(
-            f"{name}: one output per input (shape {shape}) may be a number or the logit of one of two classes: say "
+            f"{name}: one output per input (shape {shape}) may be a number or the logit of one of two classes: set "
             "kind='regression', or give labels (n,) or both classes (n, 2)"
         )
     sums = outputs.double().sum(1)
     if bool((outputs >= 0).all()) and bool(((sums - 1).abs() <= SUMS_TO_ONE).all()):
         return "probabilities"
-    if outputs.numel() >= NO_CHANCE and bool(((outputs >= 0) & (outputs <= 1)).all()):
-        raise ValueError(
-            f"{name}: outputs between 0 and 1 whose rows do not sum to 1 may be logits, or probabilities of labels "
-            "that do not exclude each other: say kind='logits', or kind='regression' to compare the numbers"
-        )
+    if outputs.numel() >= NO_CHANCE and _between_0_and_1(outputs):
+        raise ValueError(_ASK.format(name))
     return "logits"
+
+
+_ASK = (
+    "{}: outputs between 0 and 1 whose rows do not sum to 1 may be logits, or probabilities of labels "
+    "that do not exclude each other: set kind='logits', or kind='regression' to compare the numbers"
+)
+
+
+def _between_0_and_1(outputs: Tensor) -> bool:
+    return bool(((outputs >= 0) & (outputs <= 1)).all())
 
 
 @dataclass(frozen=True)
 class ValueSums:
-    """Second moments of d outputs, by group, about each group's own means: no digits are lost to a large mean."""
+    """Second moments of d outputs by group, about the means of each group, so that a large mean costs no digits."""
 
     mean_x: Tensor  # (G, d)
     mean_y: Tensor
@@ -239,7 +255,7 @@ class ValueSums:
         return cls(mean_x, mean_y, *(by_group(a * b, groups) for a, b in ((dx, dx), (dy, dy), (dx, dy))))
 
     def merge(self, other: ValueSums, n: Tensor, m: Tensor) -> ValueSums:
-        """n and m are the inputs of each group on either side."""
+        """The moments of all inputs of both; n and m count the inputs of each group."""
         share = _shares(m[:, None].expand_as(self.mean_x), n + m)
         dx, dy, weight = other.mean_x - self.mean_x, other.mean_y - self.mean_y, n[:, None] * share
         return ValueSums(
@@ -251,16 +267,17 @@ class ValueSums:
         )
 
     def total(self, n: Tensor, jackknife: bool) -> dict[str, Tensor]:
-        """The moments of all groups together, or of all but each, about the means of what is left."""
+        """The moments of all groups together, or of all but each, about the means of the inputs that are left."""
         weights = n[:, None]
         dx, dy = (mean - (weights * mean).sum(0) / n.sum() for mean in (self.mean_x, self.mean_y))
         left = over_groups(n, jackknife)[..., None]
-        offsets = [over_groups(weights * d, jackknife) for d in (dx, dy)]
-        found = {}
-        for name, (a, b) in {"xx": (0, 0), "yy": (1, 1), "xy": (0, 1)}.items():
-            about_all = over_groups(getattr(self, name) + weights * (dx, dy)[a] * (dx, dy)[b], jackknife)
-            found[name] = about_all - offsets[a] * offsets[b] / left
-        return found
+
+        def about_means(within: Tensor, a: Tensor, b: Tensor) -> Tensor:
+            offsets = over_groups(weights * a, jackknife) * over_groups(weights * b, jackknife)
+            return over_groups(within + weights * a * b, jackknife) - offsets / left
+
+        sides = {"xx": (dx, dx), "yy": (dy, dy), "xy": (dx, dy)}
+        return {name: about_means(getattr(self, name), *side) for name, side in sides.items()}
 
 
 @dataclass(frozen=True)
@@ -269,8 +286,8 @@ class OutputSums:
 
     kinds: tuple[str, str]
     widths: tuple[int, int]
-    sums: dict[str, Tensor]  # (G,) each, by the names that views give them: n, equal, right_a …
-    predicted: tuple[Tensor, Tensor] | None  # (classes,) how often each model names each class
+    sums: dict[str, Tensor]  # (G,) each, by their names in views: n, equal, right_a …
+    predicted: tuple[Tensor, Tensor] | None  # (classes,) how often each model predicts each class
     values: ValueSums | None
     ties: tuple[int, int]
 
@@ -278,7 +295,7 @@ class OutputSums:
     def of(
         cls, x: Tensor, y: Tensor, *, labels: Tensor | None = None, kind: str = "auto", start: int = 0
     ) -> OutputSums:
-        """From outputs x and y of the same inputs; `start` is the index of the first in the whole data."""
+        """From outputs x and y for the same inputs; `start` is the index of the first in the whole data."""
         return cls.join(Reader("x", kind).read(x), Reader("y", kind).read(y), labels, start=start)
 
     @classmethod
@@ -291,7 +308,7 @@ class OutputSums:
         start: int = 0,
         only: type[Outputs] | None = None,
     ) -> OutputSums:
-        """The sums of one chunk, from what each model answered; `only`: the view that is wanted, None: all."""
+        """The sums of one chunk, from the outputs of both models; `only` one view needs them, None for all."""
         _check_pair(a, b)
         if a.values is not None and b.values is not None:
             groups, n = _groups(a.values, start)
@@ -302,14 +319,14 @@ class OutputSums:
         assert a.predicted is not None
         assert b.predicted is not None
         groups, n = _groups(a.predicted, start)
-        found = {"equal": a.predicted == b.predicted}
+        matches = {"equal": a.predicted == b.predicted}
         if labels is not None:
             labels = check_labels(labels, "labels", _classes(a, b)).to(groups.device)
             if len(labels) != len(a):
                 raise ValueError(f"need a label for each input, got {len(labels)} labels and {len(a)} outputs")
             right_a, right_b = a.predicted == labels, b.predicted == labels
-            found |= {"right_a": right_a, "right_b": right_b, "both_right": right_a & right_b}
-        sums = {"n": n} | {name: by_group(each.double(), groups) for name, each in found.items()}
+            matches |= {"right_a": right_a, "right_b": right_b, "both_right": right_a & right_b}
+        sums = {"n": n} | {name: by_group(match.double(), groups) for name, match in matches.items()}
         if only in (None, Distributions) and a.log_p is not None and b.log_p is not None:
             sums["divergence"] = by_group(jensen_shannon_bits(a.log_p, b.log_p), groups)
         classes = _classes(a, b) or 0
@@ -336,26 +353,26 @@ class OutputSums:
         return f"counts over all {self.n} outputs ({'numbers' if kinds == 'regression' else kinds})"
 
     def view(self, kind: type[Outputs], *, jackknife: bool = False) -> Outputs:
-        """Sums over all inputs; with `jackknife` a dimension in front: over all but each group of inputs."""
+        """Sums over all inputs or, with `jackknife`, a first dimension of sums over all but each group of inputs."""
         if kind not in self.supplies:
             raise ValueError(self.why_not(kind))
-        found = {name: over_groups(each, jackknife) for name, each in self.sums.items()}
+        sums = {name: over_groups(groups, jackknife) for name, groups in self.sums.items()}
         if self.values is not None:
-            found |= self.values.total(self.sums["n"], jackknife)
-        return kind(**{field.name: found[field.name] for field in fields(kind)})
+            sums |= self.values.total(self.sums["n"], jackknife)
+        return kind(**{field.name: sums[field.name] for field in fields(kind)})
 
     def why_not(self, kind: type[Outputs]) -> str:
-        """Why there is no such view."""
+        """The reason why there is no such view."""
         got = " and ".join(dict.fromkeys(self.kinds))
         if issubclass(kind, Differences):
-            return f"it compares numbers, and these outputs are {got}; kind='regression' takes them as numbers"
+            return f"it compares numbers, and these outputs are {got}; kind='regression' reads them as numbers"
         if "regression" in self.kinds:
             return (
                 "it compares classes, and these outputs are numbers (regression): output_rmse and output_correlation "
-                "compare those; kind='logits' or 'labels' takes them as classes"
+                "compare those; kind='logits' or 'labels' reads them as classes"
             )
         if issubclass(kind, Distributions):
-            return f"it compares distributions over classes, so needs logits or probabilities of both, got {got}"
+            return f"it compares distributions over classes, so it needs logits or probabilities of both, got {got}"
         return "it needs labels: labels= (n,), or data that yield (x, y) with whole numbers y"
 
     def merge(self, other: OutputSums) -> OutputSums:
@@ -366,14 +383,15 @@ class OutputSums:
             )
         predicted, values = None, None
         if self.predicted is not None and other.predicted is not None:
-            a, b = (sum(_as_long(*both)) for both in zip(self.predicted, other.predicted, strict=True))
-            predicted = _as_long(torch.as_tensor(a), torch.as_tensor(b))
+            sides = zip(self.predicted, other.predicted, strict=True)
+            a, b = (torch.stack(_as_long(*counts)).sum(0) for counts in sides)
+            predicted = _as_long(a, b)
         if self.values is not None and other.values is not None:
             values = self.values.merge(other.values, self.sums["n"], other.sums["n"])
         return OutputSums(
             self.kinds,
             self.widths,
-            {name: each + other.sums[name] for name, each in self.sums.items()},
+            {name: groups + other.sums[name] for name, groups in self.sums.items()},
             predicted,
             values,
             (self.ties[0] + other.ties[0], self.ties[1] + other.ties[1]),
@@ -396,7 +414,7 @@ def _check_pair(a: Answers, b: Answers) -> None:
     if len(a) != len(b):
         raise ValueError(f"need outputs of the same inputs, got {len(a)} and {len(b)}")
     if (a.values is None) != (b.values is None):
-        raise ValueError(f"one side's outputs are {a.kind}, the other's {b.kind}: say kind= if they are of one kind")
+        raise ValueError(f"one side's outputs are {a.kind}, the other's {b.kind}: set kind= if they are of one kind")
     if "labels" not in (a.kind, b.kind) and a.width != b.width:
         what = "numbers" if a.values is not None else "classes"
         raise ValueError(f"need the same {what} on both sides, got {a.width} and {b.width}")
@@ -407,12 +425,12 @@ def _check_pair(a: Answers, b: Answers) -> None:
 
 
 def _classes(a: Answers, b: Answers) -> int | None:
-    """How many classes there are; labels alone do not tell."""
+    """The number of classes; None for labels alone, which do not show it."""
     return next((side.width for side in (a, b) if side.kind in ("logits", "probabilities")), None)
 
 
 def _groups(rows: Tensor, start: int) -> tuple[Tensor, Tensor]:
-    groups = torch.arange(start, start + len(rows), device=rows.device) % GROUPS
+    groups = dealt_groups(torch.arange(start, start + len(rows), device=rows.device), GROUPS)
     return groups, torch.bincount(groups, minlength=GROUPS).double()
 
 
@@ -422,6 +440,6 @@ def _shares(sums: Tensor, n: Tensor) -> Tensor:
 
 
 def _as_long(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Counts by class, with zeros for classes that only the other has seen."""
+    """Counts by class of equal length, with zeros for classes that only the other has."""
     longest = max(len(a), len(b))
     return pad(a, (0, longest - len(a))), pad(b, (0, longest - len(b)))

@@ -1,6 +1,6 @@
 """Gram matrices of rows in memory: inner products for all pairs of sites, also with rows left out or shuffled.
 
-Each way has two forms: through Gram matrices (n, n) and through covariances (p, q), whichever is cheaper.
+Each is computed through Gram matrices (n, n) or through covariances (p, q), whichever is cheaper.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ..linalg import (
     total_squares,
     without_mean,
 )
-from .sampling import Shuffle
+from .sampling import Shuffle, dealt_evenly
 from .views import Alignment, DebiasedAlignment, UncentredAlignment
 
-GROUPS = 20  # that rows are dealt out to, to be left out in turn
+GROUPS = 20  # of rows, to be left out in turn
 SMALLEST_GROUP = 4  # rows
-MANY_ROWS = 512  # from which on sums are made group by group even if only the total is asked for yet
-GOING_THROUGH = 40  # multiply-adds that a look at an entry in memory is worth
+MANY_ROWS = 512  # from which sums are made by group even if only the total is needed yet
+PASS_COST = 40  # multiply-adds that reading an entry from memory costs
 STRIP = 512  # rows of a Gram matrix made at a time
 
 Sites = Sequence[Tensor]  # (n, p) each: the rows of all sites of one side
@@ -35,7 +35,7 @@ Products = tuple[Tensor, Tensor, Tensor]  # ⟨Kx, Kx⟩ (A, 1), ⟨Ky, Ky⟩ (1
 
 
 class RowGrams:
-    """Of paired rows of all sites of two sides; what one view computes is kept for the next."""
+    """Gram matrices of paired rows of all sites of two sides; views share their products."""
 
     def __init__(self, xs: Sites, ys: Sites) -> None:
         self.xs, self.ys = xs, ys
@@ -56,7 +56,7 @@ class RowGrams:
         return self._views[kind]
 
     def left_out(self, kind: type[Alignment]) -> Alignment:
-        """With each group of rows left out in turn: xx (G, A, 1), yy (G, 1, B), xy (G, A, B)."""
+        """The alignment with each group of rows left out in turn: xx (G, A, 1), yy (G, 1, B), xy (G, A, B)."""
         centre = kind is not UncentredAlignment
         (xs, ys), grouped = self._rows(centre), self._grouped(centre)
         left = _without_by_columns(xs, ys, self._dealt, centre) if grouped is None else grouped.without_each()
@@ -69,7 +69,7 @@ class RowGrams:
         return kind(*left)
 
     def shuffled(self, kind: type[Alignment], shuffles: Iterable[Shuffle]) -> Alignment:
-        """xx (A, 1) and yy (1, B) as they are, xy (D, A, B): one draw of shuffled rows each."""
+        """The alignment for draws of shuffled rows: xx (A, 1), yy (1, B), xy (D, A, B)."""
         whole = self.alignment(kind)
         xs, ys = self._rows(kind is not UncentredAlignment)
         shuffled = _shuffled_by_columns(xs, ys) if columns_are_cheaper(xs, ys) else _shuffled_by_rows(xs, ys)
@@ -84,15 +84,15 @@ class RowGrams:
 
     @property
     def heaviest(self) -> tuple[Tensor, Tensor] | None:
-        """The largest share that one row has in ‖K‖² of each site, where that is known."""
+        """The largest share of one row in ‖K‖² of each site, if it is known."""
         grouped = self._by_group.get(True)
         return None if grouped is None else grouped.heaviest
 
     @once
     def own(self) -> tuple[Tensor, Tensor]:
-        """‖K‖² of each site's U-centred Gram matrix, (A,) and (B,), without a look at the pairs."""
-        if DebiasedAlignment in self._views:
-            return self._views[DebiasedAlignment].xx[:, 0], self._views[DebiasedAlignment].yy[0]
+        """‖K‖² of each site's U-centred Gram matrix, (A,) and (B,), without computing pairs."""
+        if view := self._views.get(DebiasedAlignment):
+            return view.xx[:, 0], view.yy[0]
         a, b = (
             torch.cat([RowGrams([x], [x]).alignment(DebiasedAlignment).xx[0] for x in s]) for s in (self.xs, self.ys)
         )
@@ -102,19 +102,19 @@ class RowGrams:
         xs, ys = ([without_mean(x) if centre else x for x in side] for side in (self.xs, self.ys))
         return xs, ys
 
-    @property
+    @once
     def _dealt(self) -> list[Tensor]:
-        """The rows of each group: row i is in group i modulo G."""
-        return [torch.arange(g, len(self.xs[0]), self.groups, device=self.xs[0].device) for g in range(self.groups)]
+        """The rows of each group."""
+        group = dealt_evenly(len(self.xs[0]), self.groups).to(self.xs[0].device)
+        return [(group == g).nonzero().flatten() for g in range(self.groups)]
 
     def _grouped(self, centre: bool) -> GroupProducts | None:
-        """Products group by group; none where covariances are cheaper."""
+        """Products by group; None if covariances are cheaper."""
         if centre not in self._by_group:
-            # Whether leaving groups out takes less work through covariances, which are gone through group by group.
             n, p, q = len(self.xs[0]), [x.shape[1] for x in self.xs], [y.shape[1] for y in self.ys]
             entries = sum(p) * sum(q) + sum(w * w for w in (*p, *q))
-            by_columns = entries * (n + GOING_THROUGH * self.groups)
-            if by_columns < n * n / 2 * (sum(p) + sum(q) + GOING_THROUGH * (len(p) + len(q))):
+            by_columns = entries * (n + PASS_COST * self.groups)
+            if by_columns < n * n / 2 * (sum(p) + sum(q) + PASS_COST * (len(p) + len(q))):
                 return None
             self._by_group[centre] = GroupProducts(*self._rows(centre), self._dealt)
         return self._by_group[centre]
@@ -123,40 +123,38 @@ class RowGrams:
 # All rows
 
 
-def from_products(found: Products, xs: Sites, ys: Sites, kind: type[Alignment]) -> Alignment:
-    """The view from the inner products of the Gram matrices of these rows, which are centred but for uncentred ones."""
+def from_products(biased: Products, xs: Sites, ys: Sites, kind: type[Alignment]) -> Alignment:
+    """The view from the inner products of the Gram matrices of these rows, centred unless the view is uncentred."""
     if kind is not DebiasedAlignment:
-        return kind(*found)
+        return kind(*biased)
     n = len(xs[0])
     if n < 4:
         raise ValueError(f"the debiased alignment needs at least 4 rows, got {n}")
-    left_x, left_y, left = debiased(found, _diagonals(xs), _diagonals(ys), n)
-    # Rows that are all equally far apart leave nothing but rounding, which is like nothing else.
+    xx, yy, xy = debiased(biased, _diagonals(xs), _diagonals(ys), n)
+    # Rows that are all equally far apart leave nothing but rounding.
     least = min(nothing_left(rows.dtype) for rows in (*xs, *ys))
-    some_x, some_y = (part.abs() > least * whole for part, whole in ((left_x, found[0]), (left_y, found[1])))
-    nothing = left.new_zeros(())
+    some_x, some_y = xx.abs() > least * biased[0], yy.abs() > least * biased[1]
+    zero = xy.new_zeros(())
     return DebiasedAlignment(
-        torch.where(some_x, left_x, nothing),
-        torch.where(some_y, left_y, nothing),
-        torch.where(some_x & some_y, left, nothing),
+        torch.where(some_x, xx, zero), torch.where(some_y, yy, zero), torch.where(some_x & some_y, xy, zero)
     )
 
 
 def nothing_left(dtype: torch.dtype) -> float:
-    """Which share of ‖K‖² is rounding, once its diagonal is taken off."""
+    """The share of ‖K‖² that is rounding once the diagonal is removed."""
     return 1e-12 if dtype == torch.float64 else 4e-6
 
 
-def debiased(found: Products, k: Tensor, l: Tensor, n: int | Tensor) -> Products:
+def debiased(biased: Products, k: Tensor, l: Tensor, n: int | Tensor) -> Products:
     """Inner products of U-centred Gram matrices from those of centred ones with diagonals k (…, A, n), l (…, B, n)."""
     trace_x, trace_y = k.sum(-1)[..., :, None], l.sum(-1)[..., None, :]
     traces = (trace_x, trace_x), (trace_y, trace_y), (trace_x, trace_y)
-    xx, yy, xy = (f - diagonal_part(s, *t, n) for f, s, t in zip(found, products(k, l), traces, strict=True))
+    xx, yy, xy = (b - diagonal_part(s, *t, n) for b, s, t in zip(biased, products(k, l), traces, strict=True))
     return xx, yy, xy
 
 
 def _diagonals(sites: Sites) -> Tensor:
-    """(S, n): ‖x‖² of each row of each site, the diagonals of the Gram matrices."""
+    """(S, n): the diagonals of the Gram matrices, ‖x‖² of each row of each site."""
     return torch.stack([row_squares(rows).double() for rows in sites])
 
 
@@ -166,14 +164,14 @@ def products(k: Tensor, l: Tensor) -> Products:
 
 
 def columns_are_cheaper(xs: Sites, ys: Sites) -> bool:
-    """Whether products of columns (covariances) take less work than products of rows (Gram matrices)."""
+    """Return whether covariances take less work than Gram matrices."""
     n, p, q = len(xs[0]), [x.shape[1] for x in xs], [y.shape[1] for y in ys]
     by_columns = sum(p) * sum(q) + sum(w * w for w in (*p, *q))
     return by_columns <= n * (sum(p) + sum(q) + len(p) * len(q))
 
 
 def inner_products(xs: Sites, ys: Sites) -> Products:
-    """Of K = X Xᵀ for every pair of sites."""
+    """Inner products of K = X Xᵀ for every pair of sites."""
     dtype = functools.reduce(torch.promote_types, (rows.dtype for rows in (*xs, *ys)))
     xs, ys = [x.to(dtype) for x in xs], [y.to(dtype) for y in ys]
     if columns_are_cheaper(xs, ys):
@@ -181,12 +179,11 @@ def inner_products(xs: Sites, ys: Sites) -> Products:
         xy = torch.stack([torch.stack([total_squares(cross_product(x, y)) for y in ys]) for x in xs])
         return xx[:, None], yy[None, :], xy
     n, sums = len(xs[0]), []
-    for start in range(0, n, STRIP):  # a strip of the Gram matrices at a time: all pairs of sites in one product
-        size = min(STRIP, n - start)
-        k, l = (
-            torch.stack([(rows[start : start + size] @ rows[start:].T).double() for rows in side]) for side in (xs, ys)
-        )
-        # What lies beyond the square on the diagonal stands for its mirror image too.
+    for start in range(0, n, STRIP):  # a strip of the Gram matrices at a time, with all pairs of sites in one product
+        stop = min(start + STRIP, n)
+        k, l = (torch.stack([(rows[start:stop] @ rows[start:].T).double() for rows in side]) for side in (xs, ys))
+        # Entries beyond the square on the diagonal count twice, for their mirror image too.
+        size = stop - start
         square = products(k[:, :, :size].flatten(1), l[:, :, :size].flatten(1))
         beyond = products(k[:, :, size:].flatten(1), l[:, :, size:].flatten(1))
         sums.append([a + 2 * b for a, b in zip(square, beyond, strict=True)])
@@ -196,26 +193,26 @@ def inner_products(xs: Sites, ys: Sites) -> Products:
 
 # Each group of rows left out in turn, for all G groups at the price of one
 #
-# Leaving rows out of a Gram matrix takes entries away, and moves the mean that the rest is centred about. With
-# rows centred over all, s the sum of those left out and m the number of those kept, the row sums of what is kept
-# are −⟨x, s⟩ and their total ‖s‖², so that nothing but the entries themselves needs the Gram matrix.
+# Leaving rows out of a Gram matrix removes entries, and moves the mean about which the rest is centred. With rows
+# centred over all, s the sum of the rows left out and m the number of rows kept, the row sums of the kept entries are
+# −⟨x, s⟩ and their total is ‖s‖², so that only the entries themselves need the Gram matrix.
 
 
 class GroupProducts:
-    """Inner products of the Gram matrices as they are, group of rows by group."""
+    """Inner products of the Gram matrices by group of rows."""
 
     def __init__(self, xs: Sites, ys: Sites, dealt: Sequence[Tensor]) -> None:
         order, sizes = torch.cat(list(dealt)), [len(rows) for rows in dealt]
         xs, ys = [x[order] for x in xs], [y[order] for y in ys]
         shapes = (len(dealt), len(xs), 1), (len(dealt), 1, len(ys)), (len(dealt), len(xs), len(ys))
         zeros = functools.partial(torch.zeros, dtype=torch.float64, device=order.device)
-        self._strips = [zeros(shape) for shape in shapes]  # of each group's rows with all rows
-        self._squares = [zeros(shape) for shape in shapes]  # and with the rows of the group
+        self._strips = [zeros(shape) for shape in shapes]  # of the rows of each group with all rows
+        self._squares = [zeros(shape) for shape in shapes]  # of the rows of each group with each other
         self._rows = [zeros(len(side), len(order)) for side in (xs, ys)]  # (S, n): Σⱼ Kᵢⱼ²
         start = 0
         for g, size in enumerate(sizes):
             stop = start + size
-            # Of the strip of rows of this group, the part that symmetry does not repeat.
+            # The strip of rows of this group, without what symmetry repeats.
             k, l = (torch.stack([(rows[start:stop] @ rows[start:].T).double() for rows in side]) for side in (xs, ys))
             squares = k.square(), l.square()
             for rows, square in zip(self._rows, squares, strict=True):
@@ -228,14 +225,14 @@ class GroupProducts:
                     strip[g] += part
                     if h == g:
                         square[g] = part
-                    else:  # what lies off the diagonal stands for its mirror image too
+                    else:  # for the mirror image
                         strip[h] += part
             start = stop
         self._lengths = [_diagonals(side)[:, order.argsort()] for side in (xs, ys)]
 
     @property
     def heaviest(self) -> tuple[Tensor, Tensor]:
-        """(A,) and (B,): the largest share that one row has in ‖K‖²."""
+        """(A,) and (B,): the largest share of one row in ‖K‖²."""
         a, b = (
             ((2 * rows - lengths.square()) / rows.sum(1, keepdim=True)).amax(1)
             for rows, lengths in zip(self._rows, self._lengths, strict=True)
@@ -247,46 +244,46 @@ class GroupProducts:
         return xx, yy, xy
 
     def without_each(self) -> Products:
-        """(G, …): a row that is left out takes its column with it, and the two cross in a square."""
+        """(G, …): a row is left out with its column, and the two cross in a square."""
         both = zip(self._strips, self._squares, strict=True)
         xx, yy, xy = (strips.sum(0) - 2 * strips + squares for strips, squares in both)
         return xx, yy, xy
 
 
 class _MeanShift:
-    """What moving the mean of one side takes when each of G groups is left out: S sites, n centred rows."""
+    """The sums that move the mean of one side when each of G groups is left out: S sites, n centred rows."""
 
     def __init__(self, sites: Sites, dealt: Sequence[Tensor]) -> None:
-        gone = [torch.stack([rows[out].sum(0, dtype=torch.float64) for out in dealt]) for rows in sites]
-        there = torch.ones(len(dealt), 1, len(sites[0]), dtype=torch.bool, device=sites[0].device)
+        left_out = [torch.stack([rows[out].sum(0, dtype=torch.float64) for out in dealt]) for rows in sites]
+        present = torch.ones(len(dealt), 1, len(sites[0]), dtype=torch.bool, device=sites[0].device)
         for group, out in enumerate(dealt):
-            there[group, 0, out] = False
-        self._sites, self._there = sites, there
-        self.kept = there.sum(2, keepdim=True).double()  # (G, 1, 1): rows that are kept
-        sums = torch.stack([-s @ rows.double().T for rows, s in zip(sites, gone, strict=True)], dim=1)
-        self.sums = sums.mul_(there)  # (G, S, n): row sums of the Gram matrices, 0 for rows that are left out
-        self.totals = torch.stack([s.square().sum(1) for s in gone], dim=1)[..., None]  # (G, S, 1): their totals
+            present[group, 0, out] = False
+        self._sites, self._present = sites, present
+        self.kept = present.sum(2, keepdim=True).double()  # (G, 1, 1): the number of rows kept
+        sums = torch.stack([-s @ rows.double().T for rows, s in zip(sites, left_out, strict=True)], dim=1)
+        self.sums = sums.mul_(present)  # (G, S, n): row sums of the Gram matrices, 0 for rows left out
+        self.totals = torch.stack([s.square().sum(1) for s in left_out], dim=1)[..., None]  # (G, S, 1): their totals
 
     @property
     def diagonals(self) -> Tensor:
-        """(G, S, n): of the Gram matrices, centred about the mean of what is kept; 0 for rows that are left out."""
+        """(G, S, n): of the Gram matrices, centred about the mean of the kept rows; 0 for rows left out."""
         lengths = torch.stack([row_squares(rows.double()) for rows in self._sites])
-        return (lengths - 2 / self.kept * self.sums + self.totals / self.kept**2).mul_(self._there)
+        return (lengths - 2 / self.kept * self.sums + self.totals / self.kept**2).mul_(self._present)
 
 
-def _about_new_means(found: Products, x: _MeanShift, y: _MeanShift) -> Products:
-    """Inner products of the Gram matrices of the kept rows, about the mean of these."""
-    moved = zip(found, products(x.sums, y.sums), products(x.totals, y.totals), strict=True)
-    xx, yy, xy = (f - 2 / x.kept * sums + totals / x.kept**2 for f, sums, totals in moved)
+def _about_new_means(left: Products, x: _MeanShift, y: _MeanShift) -> Products:
+    """Inner products of the Gram matrices of the kept rows, about their mean."""
+    parts = zip(left, products(x.sums, y.sums), products(x.totals, y.totals), strict=True)
+    xx, yy, xy = (part - 2 / x.kept * sums + totals / x.kept**2 for part, sums, totals in parts)
     return xx, yy, xy
 
 
 def _without_by_columns(xs: Sites, ys: Sites, dealt: Sequence[Tensor], centre: bool) -> Products:
-    """Through covariances about the mean of what is kept, all sites side by side."""
+    """Through covariances about the mean of the kept rows, all sites side by side."""
     xs, ys = [x.double() for x in xs], [y.double() for y in ys]
     x, y = torch.cat(xs, dim=1), torch.cat(ys, dim=1)
     of_y, shape = _owners(ys), (len(xs), len(ys))
-    whole, own = x.T @ y, [[self_product(rows) for rows in side] for side in (xs, ys)]
+    cross, selves = x.T @ y, [[self_product(rows) for rows in side] for side in (xs, ys)]
 
     def squares(whole: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """(Σ x yᵀ)² without these rows."""
@@ -295,26 +292,26 @@ def _without_by_columns(xs: Sites, ys: Sites, dealt: Sequence[Tensor], centre: b
             left.addr_(x.sum(0), y.sum(0), alpha=-1 / (len(xs[0]) - len(x)))
         return left.square_()
 
-    found = []
+    groups = []
     for out in dealt:
-        entries = squares(whole, x[out], y[out])
+        entries = squares(cross, x[out], y[out])
         xx, yy = (
             torch.stack([squares(s, rows[out], rows[out]).sum() for s, rows in zip(*side, strict=True)])
-            for side in zip(own, (xs, ys), strict=True)
+            for side in zip(selves, (xs, ys), strict=True)
         )
         by_x = torch.stack([part.sum(0) for part in entries.split([rows.shape[1] for rows in xs])])
-        found.append((xx[:, None], yy[None, :], entries.new_zeros(shape).index_add(1, of_y, by_x)))
-    all_xx, all_yy, all_xy = (torch.stack(parts) for parts in zip(*found, strict=True))
+        groups.append((xx[:, None], yy[None, :], entries.new_zeros(shape).index_add(1, of_y, by_x)))
+    all_xx, all_yy, all_xy = (torch.stack(parts) for parts in zip(*groups, strict=True))
     return all_xx, all_yy, all_xy
 
 
 def _owners(sites: Sites) -> Tensor:
-    """Which site each column belongs to, of all sites side by side."""
+    """The site of each column, of all sites side by side."""
     widths = torch.tensor([site.shape[1] for site in sites])
     return torch.repeat_interleave(torch.arange(len(sites)), widths).to(sites[0].device)
 
 
-# The rows of one side shuffled, many draws over
+# The rows of one side shuffled, in many draws
 
 
 def _shuffled_by_columns(xs: Sites, ys: Sites) -> Callable[[Shuffle], Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,9 +27,7 @@ from .views import (
     coordinates,
 )
 
-NO_NEURONS = (  # why projected rows are of no use to what matches neurons, and what to do
-    "which are no neurons any more: pool with rows='mean', raise memory=, or take narrower sites"
-)
+NO_NEURONS = "which are not neurons: pool with rows='mean', raise memory=, or take narrower sites"  # of projected rows
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class SampleSide:
 
     @property
     def check(self) -> Tensor:
-        """(2, sites): Σ x² of the kept rows, not finite where one of them was not; offsets do no harm here."""
+        """(2, sites): Σ x² of the kept rows, not finite where a row is not; offsets do no harm here."""
         sums = torch.stack([torch.linalg.vector_norm(rows, dtype=torch.float64) for rows in self.rows]).square()
         return torch.stack([sums, torch.zeros_like(sums)])
 
@@ -70,7 +68,7 @@ class SampleMaker:
         return self._folds[width](rows), count
 
     def learnt(self) -> None:
-        """Nothing: which rows are drawn depends on their index alone."""
+        """Nothing, since which rows are drawn depends on their index alone."""
 
     def learn(self, nothing: None) -> None:
         pass
@@ -89,17 +87,17 @@ class Sample:
     ys: tuple[Tensor, ...]
     index: np.ndarray  # (n,) global row indices, ascending
     seen: int  # rows the sample was drawn from
-    most: int | None = None  # rows it may hold; None: all
+    most: int | None = None  # rows it may hold; None for all
     seed: int = 0
     folded: int | None = None  # width that wider rows were projected to
-    inputs: Tensor | None = None  # (n, d) what the networks were given, where a measure needs it
+    inputs: Tensor | None = None  # (n, d) inputs of the networks, if a measure needs them
     _before: tuple[Sample, Shuffle] | None = field(default=None, repr=False, metadata={"kept": False})
 
     supplies = frozenset({Alignment, DebiasedAlignment, UncentredAlignment, Covariances, Neurons, PairedRows})
 
     @classmethod
     def of(cls, x: Tensor | Sequence[Tensor], y: Tensor | Sequence[Tensor], *, inputs: Tensor | None = None) -> Sample:
-        """All of the given rows: (n, p) and (n, q), or a list of sites each; gradients flow through."""
+        """A sample of all rows: (n, p) and (n, q), or a list of sites each; gradients flow through."""
         xs, ys = (((side,) if isinstance(side, Tensor) else tuple(side)) for side in (x, y))
         n = paired_rows(*(len(rows) for rows in (*xs, *ys, *(() if inputs is None else (inputs,)))))
         if any(rows.dtype != torch.float64 and lacks_room(rows, "rows") for rows in (*xs, *ys)):
@@ -125,45 +123,43 @@ class Sample:
 
     @classmethod
     def join(cls, a: SampleSide, b: SampleSide, inputs: Tensor | None = None) -> Sample:
-        """The drawn rows of one chunk, from what each side kept of it, and of the inputs where they are wanted."""
+        """The drawn rows of one chunk from both sides, and the inputs if they are wanted."""
         paired_rows(a.seen, b.seen)
         return cls(a.rows, b.rows, a.index, a.seen, a.sampler.rows, a.sampler.seed, a.widest, inputs)
 
     def merge(self, *others: Sample) -> Sample:
         """The rows of all samples; the result may hold as many as the smallest limit among them."""
-        lots = (self, *others)
-        alike = {(s.seed, s.folded, *(r.shape[1] for r in s.xs), -1, *(r.shape[1] for r in s.ys)) for s in lots}
-        if len(alike) != 1:
-            raise ValueError(f"these samples were not drawn alike (seed, projection, widths): {alike}")
-        index = np.concatenate([s.index for s in lots])
+        samples = (self, *others)
+        settings = {(s.seed, s.folded, *s.widths) for s in samples}
+        if len(settings) != 1:
+            raise ValueError(f"these samples were not drawn alike (seed, projection, widths): {settings}")
+        index = np.concatenate([s.index for s in samples])
         if len(np.unique(index)) < len(index):
             raise ValueError("these samples overlap: some rows are in both (see sosie.data.DataPart)")
-        most = min((s.most for s in lots if s.most is not None), default=None)
+        most = min((s.most for s in samples if s.most is not None), default=None)
         order = np.arange(len(index))
         if most is not None and len(index) > most:
             order = np.argpartition(row_hash(index, self.seed), most)[:most]
         order = order[np.argsort(index[order])]
         take = torch.from_numpy(order)
 
-        def kept(side: str) -> tuple[Tensor, ...]:
-            return tuple(
-                torch.cat(rows)[take.to(rows[0].device)] for rows in zip(*(getattr(s, side) for s in lots), strict=True)
-            )
+        def kept(parts: Sequence[Tensor]) -> Tensor:
+            return torch.cat(list(parts))[take.to(parts[0].device)]
 
-        seen = sum(s.seen for s in lots)
-        given = [s.inputs for s in lots if s.inputs is not None]
-        if len(given) not in (0, len(lots)):
+        xs, ys = (
+            tuple(kept(rows) for rows in zip(*(getattr(s, side) for s in samples), strict=True))
+            for side in ("xs", "ys")
+        )
+        seen = sum(s.seen for s in samples)
+        inputs = [s.inputs for s in samples if s.inputs is not None]
+        if len(inputs) not in (0, len(samples)):
             raise ValueError("only some of these samples hold the inputs")
-        inputs = torch.cat(given)[take.to(given[0].device)] if given else None
-        return replace(self, xs=kept("xs"), ys=kept("ys"), index=index[order], seen=seen, most=most, inputs=inputs)
-
-    def shuffled_alignment(self, kind: type[Alignment], shuffles: Iterable[Shuffle]) -> Alignment:
-        """xy (D, A, B): the inner products of each draw of shuffled rows."""
-        return self.grams.shuffled(kind, shuffles)
+        of_inputs = kept(inputs) if inputs else None
+        return replace(self, xs=xs, ys=ys, index=index[order], seen=seen, most=most, inputs=of_inputs)
 
     @property
     def traces(self) -> tuple[Tensor, Tensor]:
-        """For each site the trace of its centred Gram matrix."""
+        """The trace of each site's centred Gram matrix."""
         a, b = (
             torch.stack([without_mean(rows).square().sum(dtype=torch.float64) for rows in side])
             for side in (self.xs, self.ys)
@@ -171,11 +167,11 @@ class Sample:
         return a, b
 
     def shuffled(self, shuffle: Shuffle) -> Sample:
-        """Each row of x beside another row of y; what was made of either side's rows alone is not made again."""
+        """This sample with each row of x beside another row of y; what depends on one side alone is not made again."""
         return replace(self, ys=tuple(rows[shuffle.order] for rows in self.ys), _before=(self, shuffle))
 
     def without(self, rows: Tensor) -> Sample:
-        """The same without those rows."""
+        """This sample without those rows."""
         kept = torch.ones(self.n, dtype=torch.bool)
         kept[rows] = False
         xs, ys = (tuple(site[kept.to(site.device)] for site in side) for side in (self.xs, self.ys))
@@ -184,7 +180,7 @@ class Sample:
 
     @property
     def spread(self) -> tuple[Tensor, Tensor]:
-        """For each site, how much of Σ‖x‖² is variation about the mean: nothing for constant features."""
+        """The share of each site's Σ‖x‖² that is variation about the mean: 0 for constant features."""
         a, b = (torch.stack([_spread(rows) for rows in side]) for side in (self.xs, self.ys))
         return a, b
 
@@ -211,7 +207,7 @@ class Sample:
 
     @property
     def _with_itself(self) -> bool:
-        """Whether both sides are the same tensors, so that what is made of one serves the other."""
+        """Whether both sides are the same tensors, so that one serves as the other."""
         return len(self.xs) == len(self.ys) and all(x is y for x, y in zip(self.xs, self.ys, strict=True))
 
     @once
@@ -233,7 +229,7 @@ class Sample:
 
     @once
     def _coordinates(self) -> tuple[list[tuple[Tensor, Scatter]], list[tuple[Tensor, Scatter]]]:
-        """Of each site its centred rows, in as few columns as they span, and their covariance."""
+        """The centred rows of each site, in as few columns as they span, and their covariance."""
         if self._before is not None:
             original, shuffle = self._before
             a, b = original._coordinates
@@ -244,25 +240,25 @@ class Sample:
 
     @property
     def scatters(self) -> tuple[list[Scatter], list[Scatter]]:
-        """Each site's own covariance."""
+        """The covariance of each site."""
         a, b = ([scatter for _, scatter in side] for side in self._coordinates)
         return a, b
 
     def basis(self, i: int = 0) -> Tensor:
-        """(n, k): orthonormal columns that span what the neurons of site i of A span, centred; no gradients."""
+        """(n, k): orthonormal columns that span the centred neurons of site i of A; no gradients."""
         scatter = self.scatters[0][i]
         assert isinstance(scatter, RowScatter)
         return scatter.basis
 
     def covariances(self, i: int = 0, j: int = 0) -> Covariances:
-        """Covariances of site i of A and site j of B, each in as few coordinates as its rows span."""
+        """Covariances of site i of A and site j of B, in as few coordinates as the rows span."""
         (x, scatter_x), (y, scatter_y) = self._coordinates[0][i], self._coordinates[1][j]
         order = None if self._before is None else self._before[1].order
         return Covariances(scatter_x, scatter_y, cross_product(x, y) / self.n, order=order)
 
 
 def _centred_neurons(site: SiteRows) -> Tensor:
-    # Not from what memo passes on: how much rounding there is depends on the precision the rows came in.
+    # From the rows, not from what `memo` passes: the rounding depends on their precision.
     return site.memo("centred", lambda _: without_rounding(site.rows, torch.float64))
 
 

@@ -1,4 +1,4 @@
-"""Statistics to and from a safetensors file, and from one device to another."""
+"""Save statistics to safetensors files and load them, and move them between devices."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ storable(Drift, Grams, PairSums, Moments, SideSums, Sample, ShuffledSums)
 def save_statistics(
     statistics: dict[str, Any], path: str | os.PathLike[str], *, kind: str = "statistics", **about: Any
 ) -> Path:
-    """Write statistics by name, and JSON about them; `kind` distinguishes such files from others."""
+    """Write statistics by name, and JSON about them; `kind` is the format of the file."""
     tensors: dict[str, Tensor] = {}
     layout = {name: encode(statistic, name, tensors) for name, statistic in statistics.items()}
     return write_tensors(path, kind, VERSION, tensors, {"layout": json.dumps(layout), "about": json.dumps(about)})
 
 
 def load_statistics(path: str | os.PathLike[str], *, kind: str = "statistics") -> tuple[dict[str, Any], dict[str, Any]]:
-    """The statistics by name, and the JSON about them."""
+    """Read the statistics by name, and the JSON about them."""
     text, tensors = read_tensors(path, kind, VERSION)
     with reading(path):
         layout, about = json.loads(text["layout"]), json.loads(text["about"])
-        return {name: decode(found, tensors) for name, found in layout.items()}, about
+        return {name: decode(item, tensors) for name, item in layout.items()}, about
 
 
 def is_statistics(path: str | os.PathLike[str], *, kind: str = "statistics") -> bool:
-    """Whether a safetensors file says that it holds statistics, or a sketch."""
+    """Return whether a safetensors file is of this kind, by its header."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -51,24 +51,25 @@ def is_statistics(path: str | os.PathLike[str], *, kind: str = "statistics") -> 
 
 
 def moved(statistic: Any, *, like: Any) -> Any:
-    """A statistic on the device that another one of its kind is on."""
-    device = next(_tensors(like)).device
-    return statistic if next(_tensors(statistic)).device == device else on_device(statistic, device)
+    """The statistic on the device of another of its kind."""
+    device = next(tensors_of(like)).device
+    return statistic if next(tensors_of(statistic)).device == device else on_device(statistic, device)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a statistic."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, dict)):
         for item in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(item)
+            yield from tensors_of(item)
     elif is_dataclass(value):
         for f in fields(value):
-            yield from _tensors(getattr(value, f.name))
+            yield from tensors_of(getattr(value, f.name))
 
 
 def on_device(value: Any, device: torch.device) -> Any:
-    """A statistic with its tensors on a device."""
+    """The statistic with its tensors on a device."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""Views: what measures of activations read. Statistics supply them; a measure never sees where they came from."""
+"""Views of activations that measures read. Statistics supply them; a measure never sees where they came from."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from ..linalg import (
 from .sampling import Moves, Shuffle
 
 T = TypeVar("T")
-OUTLIER = 1e3  # times the median length of a row: from there on a row may hide directions of the others
+OUTLIER = 1e3  # times the median length of a row, from which a row may hide directions of the others
 
 
 @dataclass(frozen=True)
@@ -54,26 +54,26 @@ class Alignment:
 
 @dataclass(frozen=True)
 class DebiasedAlignment(Alignment):
-    """The same from U-centred Gram matrices: independent rows give 0 on average."""
+    """Inner products of U-centred Gram matrices: 0 on average for independent rows."""
 
 
 @dataclass(frozen=True)
 class UncentredAlignment(Alignment):
-    """The same from the Gram matrices as they are."""
+    """Inner products of uncentred Gram matrices."""
 
 
 @dataclass
 class Scatter:
-    """One site's covariance with its factorisations, each done once however many pairs ask."""
+    """The covariance of one site with its factorisations, each made once for all pairs."""
 
-    given: Tensor | Callable[[], Tensor]  # (r, r): Σ (x − mean)(x − mean)ᵀ / n, or what makes it once it is needed
+    given: Tensor | Callable[[], Tensor]  # (r, r): Σ (x − mean)(x − mean)ᵀ / n, or a function that makes it
     n: int
-    total: Tensor | None = None  # its trace, where that is known sooner
-    tolerance: float | None = None  # what share of the largest eigenvalue is none; None: by the matrix's precision
+    total: Tensor | None = None  # its trace, if it is known sooner
+    tolerance: float | None = None  # share of the largest eigenvalue that counts as 0; None: by precision
     _kept: dict[object, object] = field(default_factory=dict, repr=False)
 
     def memo(self, key: object, make: Callable[[Scatter], T]) -> T:
-        """`make(self)`, made once however many pairs ask for it."""
+        """`make(self)`, made once for all pairs."""
         with lock_of(self):
             if key not in self._kept:
                 self._kept[key] = make(self)
@@ -92,7 +92,7 @@ class Scatter:
         return Spectrum.of(self.matrix.detach(), self.tolerance)
 
     def leading(self, share: float) -> tuple[Tensor, int]:
-        """Whitens the fewest leading directions that hold this share of the variance; their number."""
+        """The whitening of the fewest leading directions that hold this share of the variance, and their number."""
 
         def make(scatter: Scatter) -> tuple[Tensor, int]:
             leading = scatter.spectrum.leading(share)
@@ -103,7 +103,7 @@ class Scatter:
         return self.memo(("leading", share), make)
 
     def leading_count(self, share: float) -> int:
-        """How few directions hold this share of the variance."""
+        """The fewest directions that hold this share of the variance."""
         return self.leading(share)[1]
 
     @once
@@ -122,16 +122,16 @@ class Scatter:
         varies = self.correlation.diagonal() > 0
         if self.correlation.requires_grad or bool(varies.all()):
             return whitening(self.correlation, self.tolerance)
-        found, everywhere = whitening(self.correlation[varies][:, varies], self.tolerance)
-        return found.new_zeros(len(found), len(varies)).index_copy(1, varies.nonzero()[:, 0], found), everywhere
+        some, everywhere = whitening(self.correlation[varies][:, varies], self.tolerance)
+        return some.new_zeros(len(some), len(varies)).index_copy(1, varies.nonzero()[:, 0], some), everywhere
 
     @property
     def present(self) -> int:
-        """How many directions the data are known to have, however small; 0: that is not known."""
+        """The number of directions that the data are known to have, however small; 0 if it is not known."""
         return 0
 
     def loss(self, rounding: float) -> Loss:
-        """Directions that scaling and whitening the neurons drops; smaller ones than `rounding` are none."""
+        """The directions that scaling and whitening the neurons drops; those smaller than `rounding` do not count."""
         whitener, everywhere = self._whitening
         if everywhere:
             return Loss(0, len(whitener), 1.0)
@@ -141,17 +141,17 @@ class Scatter:
 
     @once
     def amplified(self) -> float:
-        """By how much whitening makes rounding larger."""
+        """The factor by which whitening amplifies rounding."""
         return float(self.whitener.detach().square().sum())
 
     @property
     def whitener(self) -> Tensor:
-        """(k, r): makes scaled neurons uncorrelated; scaled first, so that a quiet neuron counts like a loud one."""
+        """(k, r): makes scaled neurons uncorrelated; scaling lets a quiet neuron count like a loud one."""
         return self._whitening[0]
 
     @once
     def rank(self) -> Tensor:
-        """Directions that vary, as a scalar tensor."""
+        """The number of directions that vary, as a scalar tensor."""
         return self._rank_of_matrix()
 
     def _rank_of_matrix(self) -> Tensor:
@@ -165,13 +165,13 @@ class Scatter:
 
 @dataclass
 class RowScatter(Scatter):
-    """The covariance of a site whose rows, or some of them, are in memory: these are factorised where it lacks digits.
+    """The covariance of a site with its rows, or some of them, which are factorised where the covariance lacks digits.
 
-    With more neurons than rows, n principal coordinates stand for the neurons. Only what weighs neurons by their
-    variance may read those, since a quiet neuron is lost in their rounding; what scales neurons first reads the rows.
+    With more neurons than rows, n principal coordinates stand for the neurons. Only what weighs neurons by variance may
+    read them, since a quiet neuron is lost in their rounding; what scales neurons first reads the rows.
     """
 
-    raw: Tensor = field(kw_only=True, repr=False)  # (n, p) as they were given, or some of them
+    raw: Tensor = field(kw_only=True, repr=False)  # (n, p), all rows or some
 
     @once
     def rows(self) -> Tensor:
@@ -180,29 +180,29 @@ class RowScatter(Scatter):
 
     @property
     def wide(self) -> bool:
-        """Whether there are more neurons than rows."""
+        """Whether the site has more neurons than rows."""
         return self.raw.shape[1] > len(self.raw)
 
     @once
     def direct(self) -> bool:
-        """Whether to read the rows: neurons repeat one another so nearly that their covariance does not show it."""
+        """Whether to read the rows, since neurons are so nearly dependent that their covariance does not show it."""
         if self.wide:
             return True
         whitener, everywhere = self._whitening
-        if self.sampled:  # all rows in sums are better than some, unless these lose what the data have
+        if self.sampled:  # sums of all rows are better than some rows, unless they lose directions
             return not everywhere and len(self.span.sizes) > int(self._rank_of_matrix())
         return not everywhere or self.amplified * len(whitener) * ENOUGH_VARIANCE > 1
 
     @property
     def sampled(self) -> bool:
-        """Whether the rows are fewer than those of the covariance."""
+        """Whether there are fewer rows than the covariance is of."""
         return len(self.raw) < self.n
 
     @once
     def _limits(self) -> tuple[float, float]:
-        """Shares of the largest direction from which on one counts, and below which it is rounding of the rows."""
+        """Shares of the largest direction above which a direction counts, and below which it is rounding."""
         numbers = self.raw.double()
-        narrow = bool((numbers == numbers.float()).all())  # carry float32's digits, whatever they are kept in
+        narrow = bool((numbers == numbers.float()).all())  # float32 numbers, in whatever precision
         eps = torch.finfo(torch.float32 if narrow else torch.float64).eps
         spread = self.rows.square().mean(0).sqrt()
         offset = float(torch.where(spread > 0, numbers.mean(0).abs() / spread, 0.0).max())
@@ -214,14 +214,14 @@ class RowScatter(Scatter):
 
     @once
     def span(self) -> Span:
-        """Of the neurons scaled to one size, so that a quiet one counts like a loud one."""
+        """The span of the neurons scaled to one size, so that a quiet neuron counts like a loud one."""
         return Span.of(_scaled(self.rows), *self._limits, self.present)
 
     @once
     def present(self) -> int:
-        """Directions that the rows have once none is louder than most: an outlier hides the others in its rounding.
+        """The number of directions once outliers, whose rounding hides other rows, are shrunk; 0 without an outlier.
 
-        0 where no row is so loud. Shrinking a row of [1, X] leaves its rank, one more than that of the centred rows.
+        Shrinking a row of [1, X] leaves its rank, one more than that of the centred rows.
         """
         numbers = _scaled(self.raw.double())
         sizes = numbers.norm(dim=1)
@@ -231,21 +231,21 @@ class RowScatter(Scatter):
         if bool(sizes.max() <= OUTLIER * usual):
             return 0
         shrunk = torch.cat([torch.ones_like(numbers[:, :1]), numbers], 1) * (usual / sizes).clamp_max(1)[:, None]
-        found = singular_values(_scaled(shrunk))
-        return int((found > self._limits[0] * found[0]).sum()) - 1
+        values = singular_values(_scaled(shrunk))
+        return int((values > self._limits[0] * values[0]).sum()) - 1
 
     @once
     def components(self) -> Span:
-        """Of the neurons as they are: the principal components, not yet scaled."""
+        """The span of the unscaled neurons: their principal components."""
         return Span.of(self.rows, *self._limits)
 
     @once
     def basis(self) -> Tensor:
-        """(n, k): orthonormal columns that span what the neurons span."""
+        """(n, k): orthonormal columns with the span of the neurons."""
         if self.wide:
             scaled = _scaled(self.rows)
             spectrum = Spectrum.of(scaled @ scaled.T, ENOUGH_VARIANCE)
-            if spectrum.rank >= self.n - 1:  # centring takes one direction away; where more are missing, rows say which
+            if spectrum.rank >= self.n - 1:  # centring removes one direction; if more are missing, the rows decide
                 return spectrum.vectors
         return self.span.basis
 
@@ -266,7 +266,7 @@ class RowScatter(Scatter):
         return self.span.loss if self.direct else super().loss(rounding)
 
     def lacks_digits(self, share: float) -> bool:
-        """Whether the covariance does not show all of the leading directions that hold this share of the variance."""
+        """Return whether the covariance lacks some of the leading directions that hold this share of the variance."""
         values = self.spectrum.values
         if self.sampled:
             return 1 - share < ENOUGH_VARIANCE and len(self.components.sizes) > len(values)
@@ -282,19 +282,19 @@ class RowScatter(Scatter):
 
 
 def _scaled(rows: Tensor) -> Tensor:
-    """Columns of length 1, but for those that are 0."""
+    """The rows with columns scaled to length 1; columns of 0 stay."""
     lengths = rows.norm(dim=0)
     return rows / torch.where(lengths > 0, lengths, torch.ones_like(lengths))
 
 
 def with_rows(scatter: Scatter, raw: Tensor) -> Scatter:
-    """A covariance with the rows that it was made of, or a sample; of more neurons than rows it is left as it is."""
+    """The covariance with its rows, or a sample of them; unchanged if there are more neurons than rows."""
     n, width = raw.shape
     return RowScatter(scatter.given, scatter.n, raw=raw) if width <= n else scatter
 
 
 def coordinates(raw: Tensor, *, differentiable: bool) -> tuple[Tensor, Scatter]:
-    """One site's centred rows, in as few columns as they span, and their covariance."""
+    """The centred rows of a site, in as few columns as they span, and their covariance."""
     n, width = raw.shape
     if differentiable:  # in the rows' own precision, which both sides share
         rows = without_rounding(raw, raw.dtype)
@@ -303,7 +303,7 @@ def coordinates(raw: Tensor, *, differentiable: bool) -> tuple[Tensor, Scatter]:
         scatter = RowScatter(lambda: self_product(scatter.rows) / n, n, raw=raw)
         scatter.total = column_squares(scatter.rows).sum() / n
         return scatter.rows, scatter
-    # More neurons than rows: n coordinates say as much, and all that reads them ignores rotations.
+    # With more neurons than rows, n coordinates suffice, since all that reads them ignores rotations.
     rows = without_rounding(raw, torch.float64)
     spectrum = Spectrum.of(rows @ rows.T)
     return spectrum.vectors * spectrum.values.sqrt(), RowScatter(torch.diag(spectrum.values) / n, n, raw=raw)
@@ -311,15 +311,15 @@ def coordinates(raw: Tensor, *, differentiable: bool) -> tuple[Tensor, Scatter]:
 
 @dataclass
 class Covariances:
-    """Covariances of one pair of sites, in coordinates of each site's own (any rotation of the neurons).
+    """Covariances of one pair of sites, each in coordinates of its own (any rotation of the neurons).
 
-    Where the rows of both sites are in memory, they tell what the covariances do not show.
+    If the rows of both sites are in memory, they supply what the covariances do not show.
     """
 
     x: Scatter
     y: Scatter
-    given: Tensor | Callable[[], Tensor]  # (r, s): the cross-covariance, or what makes it once it is needed
-    order: Tensor | None = field(default=None, kw_only=True, repr=False)  # of the rows of y, where they were shuffled
+    given: Tensor | Callable[[], Tensor]  # (r, s): the cross-covariance, or a function that makes it
+    order: Tensor | None = field(default=None, kw_only=True, repr=False)  # of the rows of y, if they were shuffled
 
     @once
     def xy(self) -> Tensor:
@@ -327,12 +327,12 @@ class Covariances:
 
     @once
     def nuclear(self) -> Tensor:
-        """Sum of the singular values of the cross-covariance."""
+        """The sum of the singular values of the cross-covariance."""
         return nuclear_norm(self.xy, most=self.x.trace.sqrt() * self.y.trace.sqrt())
 
     @once
     def whitened(self) -> Tensor:
-        """Cross-correlation of whitened sides; its singular values are the canonical correlations."""
+        """The cross-correlation of whitened sides, whose singular values are the canonical correlations."""
         if (sides := self._in_memory) and (sides[0].direct or sides[1].direct):
             return product(sides[0].basis.T, self._shuffled(sides[1].basis))
         scaled = self.xy / (self.x.scale[:, None] * self.y.scale[None, :])
@@ -340,25 +340,25 @@ class Covariances:
 
     @once
     def whitened_neurons(self) -> Tensor:
-        """(k, p): covariance of the whitened directions of x, as `whitened` has them, with each of its neurons."""
+        """(k, p): covariance of the whitened directions of x, as in `whitened`, with each of its neurons."""
         if (sides := self._in_memory) and (sides[0].direct or sides[1].direct):
             return product(sides[0].basis.T, sides[0].rows) / len(sides[0].rows) ** 0.5
         return self.x.whitener @ (self.x.matrix / self.x.scale[:, None])
 
     @once
     def x_whitened(self) -> Tensor:
-        """Covariance of whitened x with y as it is: what a regression on x explains."""
+        """The covariance of whitened x with y, which a regression on x explains."""
         if not (sides := self._in_memory) or not sides[0].direct:
             return product(self.x.whitener, self.xy / self.x.scale[:, None])
         x, y = sides
-        found = product(x.basis.T, self._shuffled(y.rows)) / len(x.rows) ** 0.5
-        # A share of the variance of the sampled rows; what divides by the variance knows that of all rows.
-        return found * (y.trace / row_squares(y.rows).mean()).sqrt() if y.sampled else found
+        explained = product(x.basis.T, self._shuffled(y.rows)) / len(x.rows) ** 0.5
+        # Scaled from the variance of the sampled rows to that of all rows.
+        return explained * (y.trace / row_squares(y.rows).mean()).sqrt() if y.sampled else explained
 
     def principal(self, share: float) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Correlations (k, l) of both sides' principal components and their standard deviations, from the rows.
+        """The correlations (k, l) of both sides' principal components and their standard deviations, from the rows.
 
-        None where there are no rows, or the covariances tell the components that hold this share well enough.
+        None without rows, or if the covariances show the components that hold this share well enough.
         """
         if not (sides := self._in_memory) or not any(side.lacks_digits(share) for side in sides):
             return None
@@ -378,14 +378,14 @@ class Covariances:
 
 @dataclass
 class SiteRows:
-    """The rows of one site, with room to keep what a measure derives from them alone."""
+    """The rows of one site, with a cache of what measures derive from them alone."""
 
     rows: Tensor  # (n, p)
     _kept: dict[object, object] = field(default_factory=dict, repr=False)
-    _before: tuple[SiteRows, Shuffle] | None = field(default=None, repr=False)  # where shuffled rows come from
+    _before: tuple[SiteRows, Shuffle] | None = field(default=None, repr=False)  # the source of shuffled rows
 
     def memo(self, key: object, make: Callable[[Tensor], T], moves: Moves | None = None) -> T:
-        """`make(rows)`, made once however many pairs ask for it; in float64, or as they are if a gradient is wanted.
+        """`make(rows)`, made once for all pairs; in float64, or in their own precision if rows need a gradient.
 
         `moves` says how the result follows when the rows are shuffled, so that it need not be made again.
         """
@@ -408,17 +408,17 @@ class PairedRows:
 
     x: SiteRows
     y: SiteRows
-    inputs: SiteRows | None = None  # what the networks were given, where a measure needs it
+    inputs: SiteRows | None = None  # inputs of the networks, if a measure needs them
 
     def __post_init__(self) -> None:
         paired_rows(len(self.x.rows), len(self.y.rows))
 
 
-MOST_PAIRS = 4096**2  # of neurons that are matched: 128 MiB of covariances, some ten seconds to assign
+MOST_PAIRS = 4096**2  # of matched neurons: 128 MiB of covariances, about ten seconds to assign
 
 
 def check_pairs(p: int, q: int) -> None:
-    """Refuse to match neurons where there are too many pairs of them, before their covariances are made."""
+    """Raise if there are too many pairs of neurons to match, before their covariances are made."""
     if p * q > MOST_PAIRS:
         raise ValueError(
             f"matching {p} neurons with {q} means {p * q:,} pairs, more than {MOST_PAIRS:,}: pool with rows='mean', "
@@ -428,7 +428,7 @@ def check_pairs(p: int, q: int) -> None:
 
 @dataclass
 class Neurons:
-    """How the neurons of two sites vary together, neuron by neuron."""
+    """The variances and covariances of the neurons of two sites."""
 
     x: Tensor  # (p,) variances
     y: Tensor  # (q,)
@@ -442,17 +442,17 @@ class Neurons:
 
     @once
     def matched(self) -> Tensor:
-        """Covariances of min(p, q) pairs of neurons, matched one to one so that their sum is largest."""
+        """Covariances of min(p, q) pairs of neurons, matched one to one for the largest sum."""
         return self.xy[best_assignment(self.xy)]
 
     @once
     def matched_correlations(self) -> Tensor:
-        """Correlations of min(p, q) pairs of neurons, matched one to one so that their sum is largest."""
+        """Correlations of min(p, q) pairs of neurons, matched one to one for the largest sum."""
         return self.correlations[best_assignment(self.correlations)]
 
 
 class PairViews(Protocol):
-    """What supplies the views of a pair of sites and is no statistic of rows: a pair of sketches, say."""
+    """A source of views of pairs of sites that is not a statistic of rows, such as a pair of sketches."""
 
     @property
     def n(self) -> int: ...

@@ -1,4 +1,4 @@
-"""What measures of weights read: linear maps, tensors, filter atoms; and the atoms of many models as one table."""
+"""Views that measures of weights read: linear maps, tensors, filter atoms; and a table of the atoms of many models."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ..linalg import centred, unit
 
 @dataclass(frozen=True)
 class Weights:
-    """What two models are made of; no data."""
+    """The weights of two models, without data."""
 
 
 @dataclass(frozen=True)
 class LinearMaps(Weights):
-    """Inner products of the Gram matrices W Wᵀ of two maps, entry by entry of their input, centred over the entries.
+    """Inner products of the Gram matrices W Wᵀ of two maps, centred over the entries of their input.
 
-    Shapes broadcast as those of `Alignment` do.
+    Shapes broadcast as in `Alignment`.
     """
 
     xx: Tensor
@@ -31,12 +31,12 @@ class LinearMaps(Weights):
 
 @dataclass(frozen=True)
 class UncentredLinearMaps(LinearMaps):
-    """The same from the Gram matrices as they are."""
+    """Inner products of the uncentred Gram matrices of two maps."""
 
 
 @dataclass(frozen=True)
 class TensorPair(Weights):
-    """Two tensors of weights of one shape, the first axis being that of the neurons; float64."""
+    """Two weight tensors of one shape in float64, with neurons along the first axis."""
 
     x: Tensor
     y: Tensor
@@ -66,7 +66,7 @@ class Atoms(Weights):
 
 
 def linear_maps(x: Tensor, y: Tensor, view: type[LinearMaps] = LinearMaps) -> LinearMaps:
-    """The view of maps x (d, p) and y (d, q) of one input; has gradients."""
+    """The view of maps x (d, p) and y (d, q) of one input; differentiable."""
     if x.dim() != 2 or y.dim() != 2:
         raise ValueError(f"a linear map is (inputs, outputs), got shapes {tuple(x.shape)} and {tuple(y.shape)}")
     if len(x) != len(y):
@@ -78,7 +78,7 @@ def linear_maps(x: Tensor, y: Tensor, view: type[LinearMaps] = LinearMaps) -> Li
 
 
 def _squares(x: Tensor, y: Tensor) -> Tensor:
-    """⟨x xᵀ, y yᵀ⟩, by whichever way is shorter."""
+    """⟨x xᵀ, y yᵀ⟩, by whichever product is cheaper."""
     if x.shape[1] * y.shape[1] <= len(x) * (x.shape[1] + y.shape[1]):
         return (x.T @ y).square().sum()
     return ((x @ x.T) * (y @ y.T)).sum()
@@ -88,14 +88,14 @@ def _squares(x: Tensor, y: Tensor) -> Tensor:
 class AtomTable:
     """One row per model: its atoms layer after layer, each layer of length 1/√layers.
 
-    The product of two rows is the mean over layers of the cosine of the atoms. Nothing else is kept, so the table takes
-    the memory of the atoms; tables of the same layers merge, and so do tables of a million models.
+    The product of two rows is the mean over layers of the cosine of the atoms. The table takes the memory of the atoms,
+    and tables of the same layers merge.
     """
 
     names: tuple[str, ...]
     layers: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]  # of each layer: (atoms, height, width)
-    rows: Tensor  # (models, entries of all layers), float32 unless asked otherwise
+    rows: Tensor  # (models, entries of all layers), float32 by default
 
     @staticmethod
     def of(
@@ -103,14 +103,13 @@ class AtomTable:
     ) -> AtomTable:
         """From the atoms (m, height, width) of every layer of every model; models by name, or in a list."""
         named = dict(models) if isinstance(models, Mapping) else {str(k): atoms for k, atoms in enumerate(models)}
-        shapes = {name: {layer: tuple(each.shape) for layer, each in atoms.items()} for name, atoms in named.items()}
+        shapes = {name: {layer: tuple(a.shape) for layer, a in atoms.items()} for name, atoms in named.items()}
         first, layout = next(iter(shapes.items()), ("", {}))
-        for name, own in shapes.items():
-            if odd := next((layer for layer in {**layout, **own} if layout.get(layer) != own.get(layer)), None):
-                a, b = (each.get(odd, "no such layer") for each in (layout, own))
+        for name, other in shapes.items():
+            if odd := next((layer for layer in {**layout, **other} if layout.get(layer) != other.get(layer)), None):
+                a, b = (side.get(odd, "no such layer") for side in (layout, other))
                 raise ValueError(
-                    f"{odd}: {first} has atoms of {a}, {name} of {b}; atoms (number, height, width) must be alike to "
-                    "be compared"
+                    f"{odd}: {first} has atoms of {a}, {name} of {b}; atoms (number, height, width) must have one shape"
                 )
         stacked = {layer: torch.stack([atoms[layer].detach() for atoms in named.values()]) for layer in layout}
         return AtomTable.stacked(stacked, tuple(named), dtype)
@@ -130,7 +129,7 @@ class AtomTable:
                 raise ValueError(f"{layer} has atoms of {len(atoms)} models, {first_layer} of {count}")
         if names is not None and len(names) != count:
             raise ValueError(f"{len(names)} names for {count} models")
-        wide = torch.promote_types(dtype, torch.float32)  # atoms are rounded once they are of length 1, not before
+        wide = torch.promote_types(dtype, torch.float32)  # atoms are rounded after they are scaled
         rows = torch.empty(count, sum(math.prod(shape) for shape in shapes), dtype=dtype, device=first.device)
         start = 0
         for layer, atoms in layers.items():
@@ -143,27 +142,26 @@ class AtomTable:
             part = rows[:, start : start + flat.shape[1]]
             torch.mul(flat, (1 / (norms * math.sqrt(len(shapes)))).to(wide)[:, None], out=part)
             start += flat.shape[1]
-        own = tuple(map(str, range(count))) if names is None else tuple(names)
-        return AtomTable(own, tuple(layers), shapes, rows)
+        return AtomTable(tuple(map(str, range(count)) if names is None else names), tuple(layers), shapes, rows)
 
     def merge(self, other: AtomTable) -> AtomTable:
-        """Both tables' models, ours first."""
+        """The models of both tables, first those of this one."""
         self._check_layers(other)
         return replace(self, names=self.names + other.names, rows=torch.cat([self.rows, other.rows]))
 
     def cosines(self) -> Tensor:
-        """Mean over layers of the atom cosine, for all pairs of models (N, N): one product."""
+        """Mean over layers of the atom cosine, for all pairs of models: (N, N)."""
         return self.rows @ self.rows.T
 
     def nearest(self, model: int | AtomTable) -> Tensor:
-        """Mean atom cosine of every model with one of them, or with each model of another table: (N,) or (N, M)."""
+        """Mean atom cosine of every model with one model, or with each model of another table: (N,) or (N, M)."""
         if isinstance(model, int):
             return self.rows @ self.rows[model]
         self._check_layers(model)
         return self.rows @ model.rows.T
 
     def at(self, layer: str) -> Atoms:
-        """What measures read of one layer, for all pairs; each model's atoms are of norm 1/√layers."""
+        """The view of one layer, for all pairs; the atoms of each model have norm 1/√layers."""
         k = self.layers.index(layer)
         start = sum(math.prod(shape) for shape in self.shapes[:k])
         part = self.rows[:, start : start + math.prod(self.shapes[k])].view(len(self.rows), self.shapes[k][0], -1)
@@ -175,7 +173,7 @@ class AtomTable:
                 ", ".join(f"{layer} {shape}" for layer, shape in zip(table.layers, table.shapes, strict=True))
                 for table in (self, other)
             ]
-            raise ValueError(f"tables of other layers: {' and '.join(texts)}")
+            raise ValueError(f"these tables have different layers: {' and '.join(texts)}")
 
     def __repr__(self) -> str:
         return (

@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ..capture import (
-    BadBatch,
     Chunk,
     Masks,
     Site,
     SiteError,
-    UnknownSite,
     Watch,
     answer_in,
     as_found,
@@ -42,49 +40,48 @@ from ..capture.sites import (
     run_changed,
     tensors_in,
 )
+from ..checks import listed
 from ..engine.network import Network
 from ..process_state import full_precision
 
 _EXAMPLES = 3  # inputs of the example on which a cut is tried
-_SHOWN = 3  # names in an error message
 
 
 class LeakingCut(SiteError):
-    """The answer does not follow from the activation at the site alone."""
+    """Raised when the answer does not follow from the activation at the site alone."""
 
 
 class Cut:
     """A model as two maps, input → activation at one site → answer (Csiszárik et al. 2021, section 3.1).
 
-    `Cut(model, "layer2.1", x)` or, with keyword arguments, `Cut(model, "encoder.layer.3", **tokens)`: the example
-    is what the model is called with; a few inputs of it are enough. "mix@2" is the second call of a module.
+    Write `Cut(model, "layer2.1", x)` or, with keyword arguments, `Cut(model, "encoder.layer.3", **tokens)`. The example
+    is what the model is called with; a few inputs are enough. "mix@2" is the second call of a module.
 
-    From the activation on, the model's own forward runs, while modules below the site stand still: they return what
-    they returned for the first input of the example, and compute nothing. When the cut is made, its output is compared
-    with that of the whole forward; where it differs, because something below the site goes around it, the whole
-    forward runs with the activation put in its place. The model is shared, not copied, and left as found; both maps run
-    it in eval mode.
+    Above the site the model's own forward runs. Modules below it are replayed: they return what they returned for the
+    first input of the example, and compute nothing. When the cut is made, its output is compared with that of the whole
+    forward. Where they differ, because something below the site bypasses it, the whole forward runs with the activation
+    replaced. The model is shared, not copied, and left as found; both maps run it in eval mode.
     """
 
     site: Site
-    example: CallArguments  # of one input
+    example: CallArguments  # one input
 
     def __init__(self, model: nn.Module, site: str, /, *args: Any, **kwargs: Any) -> None:
         self._root = unwrap(model)
         names = Names.of(self._root)
         if not isinstance(site, str):
-            raise UnknownSite(f"a cut is at one site, given by its name, got {site!r}")
-        place = find_name(names, site)
-        if place is None:
-            raise UnknownSite(f"no module is called {site!r}{nearest(site.partition('@')[0], names.by_name)}")
-        self._name, self._call_number = place[0], place[1] or 1
+            raise SiteError(f"a cut is made at one site, given by its name, got {site!r}")
+        match = find_name(names, site)
+        if match is None:
+            raise SiteError(f"no module is called {site!r}{nearest(site.partition('@')[0], names.by_name)}")
+        self._name, self._call_number = match[0], match[1] or 1
         self._module = names.by_name[self._name]
-        own = [name for name, module in names.by_name.items() if module is self._module]
-        self._around = {names.by_name[each] for name in own for each in ancestors(name)}  # modules that the site is in
-        others = (m for m in names.unique().values() if m not in self._around)
+        aliases = [name for name, module in names.by_name.items() if module is self._module]
+        self._parents = {names.by_name[parent] for name in aliases for parent in ancestors(name)}
+        others = (m for m in names.unique().values() if m not in self._parents)
         self._others = [m for m in others if not isinstance(m, torch.jit.ScriptModule)]  # they take no hooks
         parameters = inspect.signature(self._root.forward).parameters.values()
-        self._parameters = tuple(each.name for each in parameters if each.kind <= each.POSITIONAL_OR_KEYWORD)
+        self._parameters = tuple(p.name for p in parameters if p.kind <= p.POSITIONAL_OR_KEYWORD)
         if not args and not kwargs:
             raise TypeError("a cut needs an example of the model's input: Cut(model, site, x)")
         with torch.inference_mode(False), as_found(self._root), kept_attributes(self._root), full_precision():
@@ -95,16 +92,16 @@ class Cut:
             (activation,) = seen.values()
             self._dtype = activation.dtype
             self._overwrites = False  # whether layers above the site change its activation in place
-            given = activation.clone()
-            self._substituted(given, example)
-            self._overwrites = given._version > 0
+            copied = activation.clone()
+            self._substituted(copied, example)
+            self._overwrites = copied._version > 0
             self.example = example.inputs(0, 1)
             self._outputs = self._outputs_up_to_site()
-            self._leaves_marks = False  # whether a forward changes attributes of modules that the site is in
-            self._stands_still = self._may_stand_still(example)
+            self._leaves_marks = False  # whether a forward changes attributes of the site's parents
+            self._replays = self._can_replay(example)
 
     def representation(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The activation at the site. The forward still runs to its end, where a model may update what it keeps."""
+        """The activation at the site. The forward runs to its end, since a model may update its state there."""
         activation: Tensor | str = ""
 
         def take(output: Any) -> None:
@@ -120,19 +117,19 @@ class Cut:
         return activation
 
     def task(self, activation: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """The model's output with this activation at the site; differentiable with respect to it.
+        """The model's output with this activation at the site, differentiable with respect to it.
 
-        The input, in the structure of the example, supplies what the model needs besides the activation (padding
-        masks, say); most cuts do not need it.
+        The input, in the structure of the example, supplies what the model needs besides the activation, such as
+        padding masks; most cuts do not need it.
         """
         call = CallArguments(args, kwargs, self._parameters)
-        given = bool(args or kwargs)
-        fits = activation.shape[1:] == self.site.shape and (not given or call.form() == self.example.form())
+        has_input = bool(args or kwargs)
+        fits = activation.shape[1:] == self.site.shape and (not has_input or call.form() == self.example.form())
         with self._evaluating():
-            if self._stands_still and fits and (given or not self.needs_input):
+            if self._replays and fits and (has_input or not self.needs_input):
                 with kept_attributes(self._root) if self._leaves_marks else nullcontext():
                     return self._run_above(activation, call)
-            if not given:
+            if not has_input:
                 raise TypeError(
                     f"the task map from {self.site.label!r} needs the model's input besides the activation: "
                     "task(activation, x)"
@@ -141,54 +138,52 @@ class Cut:
 
     @property
     def needs_input(self) -> bool:
-        """Whether `task` needs the model's input too."""
-        return not self._stands_still or _has_masks(self.example)
+        """True if `task` needs the model's input too."""
+        return not self._replays or _has_masks(self.example)
 
     def check(self, *args: Any, **kwargs: Any) -> None:
         """Raise LeakingCut if the answer still depends on the input when the activation is held fixed.
 
-        Two different inputs of this batch are tried, both with the padding mask and the positions of the first, which
-        belong to both maps.
+        Two different inputs of this batch are tried, both with the padding mask and the positions of the first.
         """
         with torch.inference_mode(False), as_found(self._root), kept_attributes(self._root), full_precision():
             call = CallArguments(args, kwargs, self._parameters).map(_copied)
-            leaks, around = self._leaks(call)
+            leaks, bypasses = self._leaks(call)
             if not leaks:
                 return
             where = self._meeting_place(call)
-        more = f" and {len(around) - _SHOWN} more" if len(around) > _SHOWN else ""
-        no_way = "no layer's output shows how (a branch, or whole numbers?)"
-        ways = "; ".join(f"{label} goes around it" for label in around[:_SHOWN]) + more
+        paths = listed((f"{label} goes around it" for label in bypasses), 3, "; ")
+        paths = paths or "no layer's output shows how (a branch, or integers?)"
         advice = f"cut at {where!r}, where they meet, or further up" if where else "cut where all paths have met"
         raise LeakingCut(
             f"with the activation at {self.site.label!r} held fixed, the answer still depends on the input: "
-            f"{ways or no_way}; {advice}"
+            f"{paths}; {advice}"
         )
 
     def __repr__(self) -> str:
-        how = "what follows" if self._stands_still else "the whole forward"
+        how = "the modules above" if self._replays else "the whole forward"
         return f"<Cut of {type(self._root).__name__} at {self.site.label}: task map by {how}>"
 
     # How the maps are made
 
     def _run(self, at_site: Callable[[Any], Any], call: CallArguments) -> Any:
-        """The model's forward with a function applied to the site's output; where it returns None, nothing changes."""
+        """Run the model with a function applied to the site's output; where it returns None, nothing changes."""
         return run_changed(self._root, self._module, self._call_number, at_site, call.args, call.kwargs)
 
     def _substituted(self, activation: Tensor, call: CallArguments) -> Any:
-        """The output of the whole forward with this activation put in its place."""
-        given = activation.clone() if self._overwrites else activation
+        """The output of the whole forward with the site's activation replaced by this one."""
+        activation = activation.clone() if self._overwrites else activation
 
         def put(output: Any) -> Any:
             path = path_to_tensor(output)
             if path is None:
-                raise SiteError(f"the site {activation_in(output)}: no other activation can be put in its place")
-            return replaced(output, path, given)
+                raise SiteError(f"the site {activation_in(output)}, so its activation cannot be replaced")
+            return replaced(output, path, activation)
 
         return self._run(put, call)
 
     def _outputs_up_to_site(self) -> list[tuple[nn.Module, Any]]:
-        """What modules return for the example, in the order of their calls, the site last.
+        """The outputs of modules for the example, in the order of their calls, the site last.
 
         A module that runs inside another of these is left out.
         """
@@ -202,7 +197,7 @@ class Cut:
         def leave(module: nn.Module, args: Any, output: Any) -> None:
             nonlocal depth
             depth -= 1
-            calls = sum(each is self._module for each, _ in outputs)
+            calls = sum(called is self._module for called, _ in outputs)
             if not depth and calls < self._call_number:
                 outputs.append((module, output))
 
@@ -217,11 +212,11 @@ class Cut:
         return outputs
 
     def _run_above(self, activation: Tensor, call: CallArguments) -> Any:
-        """The output with modules below the site standing still; of the call only masks are used, if it has any."""
-        waiting = list(self._outputs)
+        """The output with modules below the site replayed; of the call only masks are used, if it has any."""
+        recorded = list(self._outputs)
 
         def as_many(part: Any) -> Any:
-            """What was recorded of one input, for all of them, where and in the precision that the activation has."""
+            """Expand the record of one input to all inputs, on the device and in the precision of the activation."""
             if not isinstance(part, Tensor):
                 return part
             part = part.to(activation.device, activation.dtype if part.dtype == self._dtype else part.dtype)
@@ -229,64 +224,70 @@ class Cut:
 
         def instead_of(module: nn.Module) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
-                if not waiting:
+                if not recorded:
                     return module._call_impl(*args, **kwargs)
-                expected, output = waiting.pop(0)
+                expected, output = recorded.pop(0)
                 if expected is not module:
-                    raise RuntimeError(f"below {self.site.label!r} the forward takes another path than before")
+                    raise RuntimeError(f"below {self.site.label!r} the forward takes a different path than before")
                 output = tree_map(as_many, output)
-                if waiting:
+                if recorded:
                     return output
-                given = activation.clone() if self._overwrites else activation
-                return replaced(output, path_to_tensor(output) or (), given)
+                last = activation.clone() if self._overwrites else activation
+                return replaced(output, path_to_tensor(output) or (), last)
 
             return run
 
         if not _has_masks(self.example):
             call = self.example.map(lambda _, x: as_many(x) if isinstance(x, Tensor) else x * len(activation))
         with every_module_called(self._root), ExitStack() as stack:
-            for module in dict.fromkeys(module for module, _ in waiting):
+            for module in dict.fromkeys(module for module, _ in recorded):
                 stack.enter_context(_called_instead(module, instead_of(module)))
-            # Without the hooks of the model itself: who watches its forwards has no use for one of half a model.
+            # Without the model's own hooks, which are meant for whole forwards.
             forward = self._root if self._root is self._module else self._root.forward
             return forward(*call.args, **call.kwargs)
 
-    def _may_stand_still(self, example: CallArguments) -> bool:
-        """Whether the output is that of the whole forward: for other activations, fewer inputs, and other masks."""
+    def _can_replay(self, example: CallArguments) -> bool:
+        """True if replaying gives the output of the whole forward, for other activations, inputs and masks too."""
+
+        def represented(call: CallArguments) -> Tensor:
+            call = call.map(_copied)
+            return self.representation(*call.args, **call.kwargs)
 
         def is_same(call: CallArguments) -> bool:
-            activation = self.representation(*call.args, **call.kwargs)
-            turned = call.map(lambda _, leaf: leaf.flip(0) if isinstance(leaf, Tensor) else leaf)
-            for given in (activation, activation.flip(0)):
-                expected = self._substituted(given, call)
-                self._root(*turned.args, **turned.kwargs)  # so that no module remembers anything of this input
+            representation = represented(call)
+            flipped = call.map(lambda _, leaf: leaf.flip(0) if isinstance(leaf, Tensor) else leaf)
+            for activation in (representation, representation.flip(0)):
+                expected = self._substituted(activation, call.map(_copied))
+                self._root(*flipped.args, **flipped.kwargs)  # so that no module remembers anything of this input
                 with kept_attributes(self._root):
-                    before = _marks(self._around)
-                    output = self._run_above(given, call)
-                    self._leaves_marks |= _marks(self._around) != before
+                    before = _marks(self._parents)
+                    output = self._run_above(activation, call.map(_copied))
+                    self._leaves_marks |= _marks(self._parents) != before
                 if not _same_outputs(output, expected):
                     return False
             return True
 
         calls = [example, example.inputs(0, example.count() - 1)]
-        with suppress(Exception):  # a forward that does not bear it may fail in any way; then the whole of it is run
-            if all(map(is_same, calls)) and (not _has_masks(example) or is_same(example.map(_other_mask))):
+        if _has_masks(example):
+            calls.append(example.map(_other_mask))
+        with suppress(Exception):  # a forward that cannot be replayed may fail in any way
+            if all(map(is_same, calls)):
                 return True
+        again = self._substituted(represented(example), example.map(_copied))
         whole = self._root(*example.args, **example.kwargs)
-        again = self._substituted(self.representation(*example.args, **example.kwargs), example)
         if not _same_outputs(again, whole):
             raise SiteError(f"two forwards of one input differ above {self.site.label!r}: the model is random in eval")
         return False
 
     def _leaks(self, call: CallArguments) -> tuple[bool, list[str]]:
-        """Whether the answer depends on more than the activation, and what goes around the site, the last first.
+        """Return whether the answer depends on more than the activation, and the tensors that bypass it, last first.
 
-        That is what the answer is directly made from and what differs between two inputs: arguments of the model, and
-        outputs of modules that ran before the site. Each of them is detached from what it was made from, so that a
-        gradient of the answer reaches only what is used directly.
+        These are arguments of the model and outputs of modules below the site from which the answer is directly made
+        and which differ between two inputs. Each is detached, so that the gradient of the answer reaches only what is
+        used directly.
         """
         names = Names.of(self._root)
-        first, other = call.inputs(0, 1), other_content(call)
+        first, second = call.inputs(0, 1), other_content(call)
         activation = self.representation(*first.args, **first.kwargs).detach()
         parts: list[tuple[str, Tensor]] = []
         below = True
@@ -314,27 +315,27 @@ class Cut:
         runs: list[tuple[Tensor | None, list[tuple[str, Tensor]]]] = []
         handles = [module.register_forward_hook(fire) for module in self._others]
         try:
-            for one in (first, other):
+            for inputs in (first, second):
                 parts, below = [], True
                 with torch.enable_grad():
-                    runs.append((answer_in(self._run(at_site, one.map(argument))), parts))
+                    runs.append((answer_in(self._run(at_site, inputs.map(argument))), parts))
         finally:
             for handle in handles:
                 handle.remove()
-        (answer, of_first), (answer_to_other, of_other) = runs
-        used: list[Tensor | None] = [None] * len(of_first)
-        if answer is not None and answer.requires_grad and of_first:
-            leaves = [leaf for _, leaf in of_first]
-            used = list(torch.autograd.grad(answer, leaves, torch.ones_like(answer), allow_unused=True))
-        around = [
+        (answer, parts), (second_answer, second_parts) = runs
+        gradients: list[Tensor | None] = [None] * len(parts)
+        if answer is not None and answer.requires_grad and parts:
+            leaves = [leaf for _, leaf in parts]
+            gradients = list(torch.autograd.grad(answer, leaves, torch.ones_like(answer), allow_unused=True))
+        bypasses = [
             label
-            for (label, leaf), (_, leaf_of_other), grad in zip(of_first, of_other, used, strict=False)
-            if grad is not None and not _equal(leaf.detach(), leaf_of_other.detach())
+            for (label, leaf), (_, second_leaf), gradient in zip(parts, second_parts, gradients, strict=False)
+            if gradient is not None and not _equal(leaf.detach(), second_leaf.detach())
         ]
-        return bool(around) or not _close(answer, answer_to_other), list(dict.fromkeys(reversed(around)))
+        return bool(bypasses) or not _close(answer, second_answer), list(dict.fromkeys(reversed(bypasses)))
 
     def _meeting_place(self, call: CallArguments) -> str:
-        """The innermost module with the site in it that nothing goes around; "" where there is none."""
+        """The innermost module around the site that nothing bypasses; "" if there is none."""
         for name in reversed(ancestors(self._name)[1:]):
             try:
                 if not Cut(self._root, name, *call.args, **call.kwargs)._leaks(call)[0]:
@@ -350,18 +351,18 @@ class Cut:
 @contextmanager
 def _called_instead(module: nn.Module, function: Callable[..., Any]) -> Iterator[None]:
     """Call a function in place of a module, by the attribute that `module.compile()` sets; its hooks do not fire."""
-    own = vars(module)
-    before = {key: own[key] for key in ("_compiled_call_impl",) if key in own}
-    own["_compiled_call_impl"] = function
+    attributes = vars(module)
+    before = {key: attributes[key] for key in ("_compiled_call_impl",) if key in attributes}
+    attributes["_compiled_call_impl"] = function
     try:
         yield
     finally:
-        del own["_compiled_call_impl"]
-        own.update(before)
+        del attributes["_compiled_call_impl"]
+        attributes.update(before)
 
 
 def _marks(modules: Iterable[nn.Module]) -> list[Any]:
-    """What shows that a forward changed something: which attributes there are, their sizes, versions of tensors."""
+    """A fingerprint of the modules' state, to see that a forward changed it: attributes, sizes, tensor versions."""
     parts = [part for module in modules for part in (*vars(module).values(), *module.buffers(recurse=False))]
     return [
         (id(part), part._version if isinstance(part, Tensor) else len(part) if isinstance(part, Sized) else None)
@@ -370,10 +371,10 @@ def _marks(modules: Iterable[nn.Module]) -> list[Any]:
 
 
 def _few(call: CallArguments) -> CallArguments:
-    """A few of the inputs, at least two: a single one is doubled."""
+    """The first few inputs, at least two: a single one is doubled."""
     count = call.count()
     if count == 0:
-        raise BadBatch("the example has no inputs: give at least one")
+        raise ValueError("the example has no inputs: give at least one")
     few = call.inputs(0, min(count, _EXAMPLES)).map(_copied)
     if count > 1:
         return few
@@ -393,7 +394,7 @@ def other_content(call: CallArguments) -> CallArguments:
 
 
 def is_mask(name: str, leaf: Any) -> bool:
-    """Whether an argument says which tokens count, or where they are, and not what they are."""
+    """True for an argument that says which tokens count, or where they are, and not what they are."""
     return isinstance(leaf, Tensor) and (leaf.dtype == torch.bool or name.endswith(("mask", "position_ids")))
 
 
@@ -402,7 +403,7 @@ def _has_masks(call: CallArguments) -> bool:
 
 
 def _other_mask(name: str, leaf: Any) -> Any:
-    """Another padding of the first input, or its positions in another order."""
+    """The first input with different padding, or its positions in reverse order."""
     if not is_mask(name, leaf):
         return leaf
     if name.endswith("position_ids"):
@@ -417,35 +418,35 @@ def _copied(name: str, leaf: Any) -> Any:
     return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
-def _same_outputs(ours: Any, theirs: Any) -> bool:
-    one, other = tensors_in(ours), tensors_in(theirs)
-    return type(ours) is type(theirs) and len(one) == len(other) and all(map(_close, one, other))
+def _same_outputs(first: Any, second: Any) -> bool:
+    x, y = tensors_in(first), tensors_in(second)
+    return type(first) is type(second) and len(x) == len(y) and all(map(_close, x, y))
 
 
-def _close(ours: Tensor | None, theirs: Tensor | None) -> bool:
-    """Equal up to what the order of a sum may change, measured by the largest entry."""
-    if ours is None or theirs is None or ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+def _close(x: Tensor | None, y: Tensor | None) -> bool:
+    """True if equal up to what the order of a sum may change, relative to the largest entry."""
+    if x is None or y is None or x.shape != y.shape or x.dtype != y.dtype:
         return False
-    if torch.equal(ours, theirs) or not ours.is_floating_point():
-        return torch.equal(ours, theirs)
-    largest = theirs[theirs.isfinite()].abs().max().item() if theirs.isfinite().any() else 0.0
-    return torch.allclose(ours, theirs, rtol=0, atol=largest * torch.finfo(ours.dtype).eps ** 0.5, equal_nan=True)
+    if torch.equal(x, y) or not x.is_floating_point():
+        return torch.equal(x, y)
+    largest = y[y.isfinite()].abs().max().item() if y.isfinite().any() else 0.0
+    return torch.allclose(x, y, rtol=0, atol=largest * torch.finfo(x.dtype).eps ** 0.5, equal_nan=True)
 
 
-def _equal(one: Any, other: Any) -> bool:
-    ours, theirs = tensors_in(one), tensors_in(other)
-    if not ours:
-        return bool(one == other)
-    return len(ours) == len(theirs) and all(map(torch.equal, ours, theirs))
+def _equal(first: Any, second: Any) -> bool:
+    x, y = tensors_in(first), tensors_in(second)
+    if not x:
+        return bool(first == second)
+    return len(x) == len(y) and all(map(torch.equal, x, y))
 
 
-# One of the networks of a stitch: a model with its preparation of inputs, and its cut
+# One network of a stitch: a model with its preparation of inputs, and its cut
 
 
 def answer_of(output: Any) -> Tensor:
     answer = answer_in(output)
     if answer is None:
-        raise TypeError(f"the network answered with no tensor but {type(output).__name__}")
+        raise TypeError(f"the network must answer with a tensor, got {type(output).__name__}")
     return answer
 
 
@@ -456,7 +457,7 @@ class CutModel(Network):
     cut: Cut = field(init=False, repr=False)  # from `cut_at`
 
     def cut_at(self, site: str, batch: Any, *, check: bool = False) -> CutModel:
-        """The same network, cut at a site; the cut is tried on a batch. `check`: raise where something goes around."""
+        """Return this network cut at a site; the cut is tried on a batch. `check`: raise if something bypasses it."""
         args, kwargs = self.call(batch)
         model = replace(self)
         model.cut = Cut(self.model, site, *args, **kwargs)
@@ -465,7 +466,7 @@ class CutModel(Network):
         return model
 
     def call(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments that the model is called with for a batch, on its device."""
+        """The model's arguments for a batch, on its device."""
         return self.arguments(Chunk(batch, 0, count_inputs(batch)))
 
     def answer(self, batch: Any) -> Tensor:
@@ -483,11 +484,11 @@ class CutModel(Network):
         output = unwrap(self.model)(*args, **kwargs)
         activations = [seen[site.label] for site in sites]
         masks = self.masks(batch, args, kwargs)
-        padding = [_no_padding(masks, each, site) for each, site in zip(activations, sites, strict=True)]
+        padding = [_no_padding(masks, x, site) for x, site in zip(activations, sites, strict=True)]
         return output, activations, padding
 
     def mixing_at(self, sites: Sequence[Site], batch: Any) -> str | None:
-        """Whether the inputs of a batch are mixed up to these sites, in words; None: they are not."""
+        """The caveat that inputs of a batch are mixed on the way to these sites; None if they are not."""
         with replace(self, sites=[site.label for site in sites]).opened() as network:
             return network.mixing(batch)
 

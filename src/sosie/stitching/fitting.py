@@ -14,7 +14,8 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from ..capture import Site, as_found, count_inputs, cut, kept_attributes, to_rows, watch
 from ..capture.batches import CallArguments
-from ..checks import one_of, parse_call
+from ..checks import listed, one_of, parse_call
 from ..engine.caveats import of_left_out
 from ..engine.network import number_duplicates
 from ..engine.plan import find_measures
@@ -30,7 +31,7 @@ from ..engine.provenance import digest_of, provenance
 from ..files import DamagedFile, check_schema, plain_json, read_tensors, write_tensors
 from ..linalg import Affine, Fit, find_fit
 from ..measures import Measure
-from ..results import Caveat, Closer, Comparison, Estimate, Side
+from ..results import Caveat, Comparison, Estimate, Side
 from ..stats import Alignment, Covariances, Neurons, UncentredAlignment
 from .cuts import Cut, CutModel, LeakingCut, is_mask
 from .joint import (
@@ -54,7 +55,7 @@ from .joint import (
 )
 from .task_loss import NAME, JointTrainer, TaskLoss
 
-Way = str | Fit | TaskLoss
+AnyFit = str | Fit | TaskLoss
 
 
 def stitch(
@@ -64,7 +65,7 @@ def stitch(
     site_b: str,
     data: Any,
     *,
-    fit: Way | Sequence[Way] = "least_squares",
+    fit: AnyFit | Sequence[AnyFit] = "least_squares",
     precision: Precision = "float32",
     resize: Resize = "interpolate",
     prepare_a: Callable[[Any], Any] | None = None,
@@ -74,71 +75,70 @@ def stitch(
 ) -> Stitch | list[Stitch]:
     """Can B do its job with A's representation? Join A up to `site_a` to B from `site_b` on, by an affine layer.
 
-    The layer is fitted to the activations of both networks on `data`, in one pass and exactly, whatever the batch size:
+    The layer is fitted to the activations of both networks on `data`, exactly and in one pass, whatever the batch size:
     `fit` is least_squares, ridge(strength=…), procrustes, reduced_rank(k=…), permutation, lasso(alpha=…) or identity.
-    Or it is trained with both networks frozen: task_loss, with the options of `TaskLoss`. A list of fits gives a list
-    of results from one pass, with all task losses trained together. The layer acts on channels: every pixel or token of
-    a map is a row. Where the sites differ in shape, A's activation is first brought into the shape of B's, see `resize`
-    and sosie.stitching.joint. A cut that something goes around, such as a skip connection, is refused.
+    With task_loss and the options of `TaskLoss` it is trained instead, with both networks frozen. A list of fits gives
+    a list of results from one pass, with all task losses trained together. The layer acts on channels: every pixel or
+    token is a row. If the sites differ in shape, A's activation is first resized to the shape of B's; see `resize` and
+    sosie.stitching.joint. A cut that something bypasses, such as a skip connection, is refused.
 
     `precision` is that of the products of activations; sums are in float64. float32 gives fitted values to about 1e-4
-    of the exact ones, and directions of A with less than 1e-6 of the largest are left out; float64 equals a least
-    squares solver on all rows.
+    of the exact ones, and leaves out directions of A with less than 1e-6 of the largest; float64 equals a least squares
+    solver on all rows.
 
-    `result.model(x)` is the stitched network, `result.evaluate(data)` says how well it does, and `result.caveats` what
-    else to know: random weights, inputs of a batch that are mixed.
+    `result.model(x)` is the stitched network, `result.evaluate(data)` measures how well it does, and `result.caveats`
+    names what may mislead: random weights, or inputs of a batch that are mixed.
     """
     one_of(precision, "precision", PRECISIONS)
-    each = [fit] if isinstance(fit, (str, Fit, TaskLoss)) else fit
-    ways = find_ways(each)
-    if not ways:
+    as_list = [fit] if isinstance(fit, (str, Fit, TaskLoss)) else fit
+    fits = find_fits(as_list)
+    if not fits:
         raise ValueError("fit is an empty list: name at least one")
-    tasks = [way for way in ways if isinstance(way, TaskLoss)]
-    kept = read_inputs(data, max_rows) if tasks else None  # training goes through them many times
+    tasks = [f for f in fits if isinstance(f, TaskLoss)]
+    kept = read_inputs(data, max_rows) if tasks else None  # training reads them many times
     first, batches = look_into(data if kept is None else in_chunks(kept))
     lower = CutModel.of(model_a, prepare=prepare_a, inputs=inputs).cut_at(site_a, first)
     upper = CutModel.of(model_b, prepare=prepare_b, inputs=inputs).cut_at(site_b, first, check=True)
     models, sites = (lower, upper), ([lower.cut.site], [upper.cut.site])
-    joints = [Joint(Form.of(lower.cut.site), Form.of(upper.cut.site), resize) for _ in ways]
-    random = [f"{model.name} has {model.weights}" for model in models if model.weights.startswith("random weights")]
-    mixing = [text for model in models if (text := model.mixing_at([model.cut.site], first))]
+    joints = [Joint(Form.of(lower.cut.site), Form.of(upper.cut.site), resize) for _ in fits]
+    caveats = [f"{model.name} has {model.weights}" for model in models if model.weights.startswith("random weights")]
+    caveats += [text for model in models if (text := model.mixing_at([model.cut.site], first))]
     moments = sums_of_pairs(models, sites, {(0, 0): joints[0]}, batches, precision, max_rows)[0, 0].joint(0, 0)
     trained = JointTrainer(lower, upper, joints[0], moments, kept).train(tasks) if tasks else []
     results = []
-    for way, joint in zip(ways, joints, strict=True):
+    for how, joint in zip(fits, joints, strict=True):
         lines: list[dict[str, float]] = []
-        if isinstance(way, TaskLoss):
+        if isinstance(how, TaskLoss):
             history = trained.pop(0)
             affine, lines = history.affine, history.lines
         else:
-            affine = way(moments)
+            affine = how(moments)
         model = Stitched(lower, filled(joint, affine, upper.model), upper)
-        caveats = tuple(dict.fromkeys([*random, *mixing]))
-        results.append(Stitch(model, way.name, dict(affine.report), moments.n, lines, caveats))
-    return results if each is fit else results[0]
+        results.append(Stitch(model, how.name, dict(affine.report), moments.n, lines, tuple(dict.fromkeys(caveats))))
+    return results if as_list is fit else results[0]
 
 
-def find_ways(ways: Sequence[Way]) -> list[Fit | TaskLoss]:
-    """Closed forms, or training, by name and options; validation data are read once for all that have the same."""
+def find_fits(fits: Sequence[AnyFit]) -> list[Fit | TaskLoss]:
+    """Closed forms, or training, by name and options; equal validation data are read once."""
     read: dict[int, Any] = {}
-    found: list[Fit | TaskLoss] = []
-    for way in ways:
-        if isinstance(way, str):
-            name, options = parse_call(way)
-            way = TaskLoss.parse(options) if name == NAME else find_fit(way, also=(NAME,))
-        elif not isinstance(way, (Fit, TaskLoss)):
-            raise TypeError(f"a fit is named by a text like 'least_squares' or 'task_loss(seed=1)', got {way!r}")
-        if isinstance(way, TaskLoss) and way.validation is not None:
-            if id(way.validation) not in read:
-                read[id(way.validation)] = read_inputs(way.validation, None)
-            way = replace(way, validation=read[id(way.validation)])
-        found.append(way)
-    return found
+    resolved: list[Fit | TaskLoss] = []
+    for fit in fits:
+        if isinstance(fit, str):
+            name, options = parse_call(fit)
+            fit = TaskLoss.parse(options) if name == NAME else find_fit(fit, also=(NAME,))
+        elif not isinstance(fit, (Fit, TaskLoss)):
+            raise TypeError(f"a fit is named by a text like 'least_squares' or 'task_loss(seed=1)', got {fit!r}")
+        if isinstance(fit, TaskLoss) and fit.validation is not None:
+            if id(fit.validation) not in read:
+                read[id(fit.validation)] = read_inputs(fit.validation, None)
+            fit = replace(fit, validation=read[id(fit.validation)])
+        resolved.append(fit)
+    return resolved
 
 
 @torch.no_grad()
 def filled(joint: Joint, affine: Affine, like: nn.Module) -> Joint:
-    """The joint with these numbers, in the precision and on the device of the network above it."""
+    """Copy these numbers into the joint, in the precision and on the device of the network above it; return it."""
     first = next(like.parameters(), affine.weight)
     joint.to(first.device, first.dtype)
     joint.weight.copy_(affine.weight)
@@ -155,28 +155,28 @@ class Stitch:
     fit: str
     report: dict[str, Any]
     n: int  # rows that the fit rests on
-    history: list[dict[str, float]] = field(default_factory=list)  # of training: the start, each epoch
-    caveats: tuple[str, ...] = ()  # about the two networks; a file does not hold them
+    history: list[dict[str, float]] = field(default_factory=list)  # the start and each epoch of training
+    caveats: tuple[str, ...] = ()  # about the two networks; not saved
 
     def __repr__(self) -> str:
-        """Which two networks, where and how; their modules would fill a screen."""
+        """Name the networks, sites and fit; printing the modules would fill a screen."""
         a, b = self.model.lower, self.model.upper
         ends = f"{a.name} up to {a.cut.site.label!r}, {b.name} from {b.cut.site.label!r} on"
         return f"Stitch({ends}, fit={self.fit!r}, n={self.n})"
 
     def evaluate(self, data: Any, *, max_rows: int | None = None) -> dict[str, float]:
-        """How well B does its job with A's representation, on data that should not be those of the fit.
+        """Measure how well B does its job with A's representation; `data` should not be those of the fit.
 
         agreement_a, agreement_b: share of inputs that get the same answer as from A, or from B. cross_entropy: to B's
         soft answers, in nats. With labels also accuracy, accuracy_a, accuracy_b, and relative_accuracy, which is the
-        accuracy divided by B's (left out where B gets nothing right).
+        accuracy divided by B's (left out if B gets nothing right).
         """
         a, b = self.model.lower, self.model.upper
         tally = evaluate_joints(a, [a.cut.site], {(0, 0): self.model.joint}, [b], data, max_rows)[0, 0]
         return {**tally.numbers(), "n": float(tally.n)}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the joint, and how it was made, as safetensors that `Stitch.load` reads; the models are not in it."""
+        """Write the joint and how it was fitted, but not the models, to a safetensors file for `Stitch.load`."""
         joint = self.model.joint
         about = {
             "fit": self.fit,
@@ -201,11 +201,11 @@ class Stitch:
         prepare_b: Callable[[Any], Any] | None = None,
         inputs: Callable[[Any], Any] | None = None,
     ) -> Stitch:
-        """The stitched network that `save` wrote, of the same two models (modules or specifications).
+        """Load what `save` wrote, given the same two models (modules or specifications).
 
-        Models with other weights are refused. `prepare_a`, `prepare_b` and `inputs` are functions, which a file cannot
-        hold: pass those that `stitch` got. `example`: a batch of data to try the cuts on; needed only where the models
-        take more than tensors, else numbers of the right shape are made up.
+        Models whose weights differ are refused. `prepare_a`, `prepare_b` and `inputs` are functions, which a file
+        cannot hold: pass those that `stitch` got. `example`: a batch of data to try the cuts on, needed only if the
+        models take more than tensors; otherwise numbers of the right shape are made up.
         """
         about, joint, examples = _read(Path(path))
         batch = None if example is None else look_into(example)[0]
@@ -214,9 +214,10 @@ class Stitch:
             for side, model, prepare in (("a", model_a, prepare_a), ("b", model_b, prepare_b))
         )
         for model, form in ((lower, joint.source), (upper, joint.target)):
-            if (now := Form.of(model.cut.site)) != form:
+            site = model.cut.site
+            if Form.of(site) != form:
                 raise ValueError(
-                    f"at {model.cut.site.label!r} {model.name} has {now}, but the joint was made for {form}"
+                    f"at {site.label!r} {model.name} has {Form.of(site)}, but the joint was made for {form}"
                 )
         like = next(upper.model.parameters(), joint.weight)
         joint.to(like.device, like.dtype)
@@ -229,24 +230,15 @@ Pairs = Literal["diagonal", "all"]
 MEASURES = ("linear_cka", "regression_r2")
 
 
-class Number(NamedTuple):
-    """A number of a stitched network: which way is better, its bounds, and its value for B stitched to itself."""
-
-    closer: Closer
-    bounds: tuple[float | None, float | None]
-    same: float | None
-
-
-NUMBERS = {
-    "relative_accuracy": Number("up", (0.0, None), 1.0),
-    "accuracy": Number("up", (0.0, 1.0), None),
-    "agreement_b": Number("up", (0.0, 1.0), 1.0),
-    "agreement_a": Number("up", (0.0, 1.0), 1.0),
-    "cross_entropy": Number("down", (0.0, None), None),
+# The numbers of a stitched network: which way is better, the bounds, and the value for B stitched to itself.
+NUMBERS: dict[str, Any] = {
+    "relative_accuracy": SimpleNamespace(closer="up", bounds=(0.0, None), same=1.0),
+    "accuracy": SimpleNamespace(closer="up", bounds=(0.0, 1.0), same=None),
+    "agreement_b": SimpleNamespace(closer="up", bounds=(0.0, 1.0), same=1.0),
+    "agreement_a": SimpleNamespace(closer="up", bounds=(0.0, 1.0), same=1.0),
+    "cross_entropy": SimpleNamespace(closer="down", bounds=(0.0, None), same=None),
 }
-_DIAGONAL = (
-    "sites were stitched in their order, so there is nothing off the diagonal; pairs='all' stitches each with each"
-)
+_DIAGONAL = "sites were stitched in order, so there are no values off the diagonal; pairs='all' stitches every pair"
 _NOT_HELD_OUT = "evaluated on the data of the fit, not on held-out data: give test="
 _POSITIONS = "every position of an input is a row, as in the fit; such rows are correlated, so there is no interval"
 _UNLABELLED = "the test data have no labels, so there is no accuracy"
@@ -261,7 +253,7 @@ def stitch_sites(
     sites_a: Any = None,
     sites_b: Any = None,
     pairs: Pairs = "diagonal",
-    fit: Way = "least_squares",
+    fit: AnyFit = "least_squares",
     measures: str | Measure | Sequence[str | Measure] = MEASURES,
     precision: Precision = "float32",
     resize: Resize = "interpolate",
@@ -270,22 +262,21 @@ def stitch_sites(
     inputs: Callable[[Any], Any] | None = None,
     max_rows: int | None = None,
 ) -> Comparison:
-    """At which layers can B do its job with A's representation, and does an index of similarity say so?
+    """At which layers can B do its job with A's representation, and do similarity measures agree?
 
-    Stitches every pair of sites as `stitch` does, from one pass of both networks over `data`: with pairs="diagonal"
-    the first site of A with the first of B and so on, with "all" each with each. The stitched networks are evaluated
-    on `test`, which should be held out (None: on `data`, with a caveat). Values are relative_accuracy and accuracy
-    (with labels), agreement_b, agreement_a and cross_entropy, as in `Stitch.evaluate`, with 95 % intervals over inputs;
-    and the `measures`, from the same sums as the fits, so over every position of every input.
+    Stitch pairs of sites as `stitch` does, from one pass of both networks over `data`: with pairs="diagonal" the first
+    site of A with the first of B and so on, with "all" every pair. The stitched networks are evaluated on `test`, which
+    should be held out (None: on `data`, with a caveat). Values are relative_accuracy and accuracy (with labels),
+    agreement_b, agreement_a and cross_entropy, as in `Stitch.evaluate`, with 95 % intervals over inputs; and the
+    `measures`, from the same sums as the fits, so over every position of every input.
 
-    `sites_a`, `sites_b`: as in `compare`, with its default. Sites of B that something goes around (a skip connection)
-    are left out with a caveat, or refused if `sites_b` chose them. `fit` is a closed form, or task_loss, which is
-    trained for one pair after the other. `max_rows`: how many inputs to fit on, and to evaluate on. For the rest see
-    `stitch`.
+    `sites_a`, `sites_b`: as in `compare`, with its default. Sites of B that something bypasses (a skip connection) are
+    left out with a caveat, or refused if `sites_b` names them. `fit` is a closed form, or task_loss, which is trained
+    for one pair after the other. `max_rows`: how many inputs to fit on, and to evaluate on. For the rest see `stitch`.
     """
     one_of(precision, "precision", PRECISIONS)
     one_of(pairs, "pairs", ("diagonal", "all"))
-    (way,) = find_ways([fit])
+    (how,) = find_fits([fit])
     chosen = find_measures(measures, of="layers") if measures else ()
     for measure in chosen:
         if measure.reads not in (Alignment, UncentredAlignment, Covariances, Neurons):
@@ -293,11 +284,11 @@ def stitch_sites(
                 f"{measure.name} needs more than the sums that stitching keeps; "
                 "sosie.compare(…, rows='positions') gives it"
             )
-    kept = read_inputs(data, max_rows) if isinstance(way, TaskLoss) else None  # training reads them many times
-    given = data if kept is None else in_chunks(kept)
-    if test is None and isinstance(given, Iterator):
+    kept = read_inputs(data, max_rows) if isinstance(how, TaskLoss) else None  # training reads them many times
+    source = data if kept is None else in_chunks(kept)
+    if test is None and isinstance(source, Iterator):
         raise ValueError("these data can be read only once, by the fit: give test=, or data that can be read again")
-    first, batches = look_into(given)
+    first, batches = look_into(source)
     models = (
         CutModel.of(model_a, prepare=prepare_a, inputs=inputs),
         CutModel.of(model_b, prepare=prepare_b, inputs=inputs),
@@ -307,24 +298,23 @@ def stitch_sites(
     mixing = [model.mixing_at(sites, first) for model, sites in zip(models, (grid.a, grid.b), strict=True)]
     sums = sums_of_pairs(models, (grid.a, grid.b), grid.joints, batches, precision, max_rows)
 
-    @functools.cache
-    def lower(i: int) -> CutModel:
-        return models[0].cut_at(grid.a[i].label, first)
+    cut_a = functools.cache(lambda i: models[0].cut_at(grid.a[i].label, first))
+    for (i, j), joint in list(grid.joints.items()):
+        try:
+            moments = sums[i, j].joint(i, j)
+            if isinstance(how, TaskLoss):
+                affine = JointTrainer(cut_a(i), grid.uppers[j], joint, moments, kept).train([how])[0].affine
+            else:
+                affine = how(moments)
+            filled(joint, affine, models[1].model)
+        except (ValueError, torch.linalg.LinAlgError) as error:
+            grid.refused[i, j] = str(error)
+            del grid.joints[i, j]
+    if not grid.joints:
+        raise ValueError(f"no pair of sites can be fitted: {next(iter(grid.refused.values()))}")
+    tallies = evaluate_joints(models[0], grid.a, grid.joints, grid.uppers, source if test is None else test, max_rows)
 
-    def affine_of(pair: Pair) -> Affine:
-        moments = sums[pair].joint(*pair)
-        if not isinstance(way, TaskLoss):
-            return way(moments)
-        trainer = JointTrainer(lower(pair[0]), grid.uppers[pair[1]], grid.joints[pair], moments, kept)
-        return trainer.train([way])[0].affine
-
-    grid.fill(affine_of, models[1])
-    tallies = evaluate_joints(models[0], grid.a, grid.joints, grid.uppers, given if test is None else test, max_rows)
-    settings = {"fit": way.name, "pairs": pairs, "precision": precision, "resize": resize}
-    if max_rows is not None:
-        settings["max_rows"] = str(max_rows)
-
-    # The results, as a comparison: how the stitched networks do, and what the measures say
+    # The results, as a comparison: how the stitched networks do, and the values of the measures
     side_a, side_b = map(_side, models, (grid.a, grid.b), grid.left_out)
     shared = [Caveat(f"undefined: {why}", *grid.labels(pair), undefined=True) for pair, why in grid.refused.items()]
     if pairs == "diagonal" and len(grid.a) > 1:
@@ -334,22 +324,23 @@ def stitch_sites(
         shared.append(Caveat(f"left out, since something goes around these sites of {models[1].name}: {left_out}"))
     shared += of_left_out(side_a, side_b)
     shared += [Caveat(text) for text in dict.fromkeys(mixing) if text]
-    some = next(iter(tallies.values()))
-    known = some.numbers()
+    tally = next(iter(tallies.values()))
+    numbers = tally.numbers()
     values = {}
     for name in NUMBERS:
-        if name in known:
-            extra = [] if test is not None else [Caveat(_NOT_HELD_OUT)]
-            if name == "agreement_b" and "accuracy" not in known:
-                extra.append(Caveat(_UNLABELLED))
-            values[name] = _counted(name, tallies, grid, way.name, [*shared, *extra])
+        if name in numbers:
+            caveats = shared if test is not None else [*shared, Caveat(_NOT_HELD_OUT)]
+            if name == "agreement_b" and "accuracy" not in numbers:
+                caveats = [*caveats, Caveat(_UNLABELLED)]
+            values[name] = _counted(name, tallies, grid, how.name, caveats)
     for measure in chosen:
         values[measure.name] = _measured(measure, sums, grid, shared)
-    about = provenance(
-        settings=settings, models=[model.describe() for model in models], data=data, test=test, inputs=some.n
-    )
-    if "accuracy_b" in known:
-        about["accuracy"] = [known.get("accuracy_a"), known["accuracy_b"]]
+    settings = {"fit": how.name, "pairs": pairs, "precision": precision, "resize": resize}
+    settings |= {} if max_rows is None else {"max_rows": str(max_rows)}
+    described = [model.describe() for model in models]
+    about = provenance(settings=settings, models=described, data=data, test=test, inputs=tally.n)
+    if "accuracy_b" in numbers:
+        about["accuracy"] = [numbers.get("accuracy_a"), numbers["accuracy_b"]]
     return Comparison(side_a, side_b, values, "positions", about, kind="stitching")
 
 
@@ -363,8 +354,8 @@ class SitePairs:
     a: tuple[Site, ...]
     b: tuple[Site, ...]
     uppers: tuple[CutModel, ...]  # B, cut at each of its sites
-    leaking: tuple[str, ...]  # sites of B left out because something goes around them
-    left_out: tuple[dict[str, str], dict[str, str]]  # sites of A, of B that give no rows, and why
+    leaking: tuple[str, ...]  # sites of B left out because something bypasses them
+    left_out: tuple[dict[str, str], dict[str, str]]  # sites of A and of B that give no rows, and why
     joints: dict[Pair, Joint] = field(default_factory=dict)
     refused: dict[Pair, str] = field(default_factory=dict)  # pairs that cannot be joined or fitted, and why
 
@@ -377,17 +368,6 @@ class SitePairs:
             matrix[pair] = value
         return matrix
 
-    def fill(self, affine_of: Callable[[Pair], Affine], upper: CutModel) -> None:
-        """Fit every joint; a pair that cannot be fitted moves to `refused`, with the reason."""
-        for pair in list(self.joints):
-            try:
-                filled(self.joints[pair], affine_of(pair), upper.model)
-            except (ValueError, torch.linalg.LinAlgError) as error:
-                self.refused[pair] = str(error)
-                del self.joints[pair]
-        if not self.joints:
-            raise ValueError(f"no pair of sites can be fitted: {next(iter(self.refused.values()))}")
-
 
 def find_pairs(
     models: tuple[CutModel, CutModel], sites: tuple[Any, Any], pairs: Pairs, batch: Any, resize: Resize
@@ -395,10 +375,10 @@ def find_pairs(
     """Pair up the sites, cut B at each of its own, and see which pairs can be joined."""
     (a, without_a), (b, without_b) = (_look(model, chosen, batch) for model, chosen in zip(models, sites, strict=True))
     if pairs == "diagonal" and len(a) != len(b):
-        names = [", ".join(site.label for site in side[:4]) + (", …" if len(side) > 4 else "") for side in (a, b)]
+        names = [listed((site.label for site in side), 4) for side in (a, b)]
         raise ValueError(
-            f"sites pair up in their order, but there are {len(a)} of A ({names[0]}) and {len(b)} of B ({names[1]}): "
-            "choose as many with sites_a= and sites_b=, or pairs='all'"
+            f"sites are paired in order, but there are {len(a)} of A ({names[0]}) and {len(b)} of B ({names[1]}): "
+            "choose equally many with sites_a= and sites_b=, or pairs='all'"
         )
     uppers: dict[int, CutModel] = {}
     leaking = []
@@ -426,7 +406,7 @@ def find_pairs(
 
 
 def _look(model: CutModel, sites: Any, batch: Any) -> tuple[tuple[Site, ...], dict[str, str]]:
-    """The sites that a first run reaches, in execution order, and those that give no rows, with the reason."""
+    """The sites that a first run reaches, in execution order, and the sites that give no rows, with the reason."""
     count = min(TRIED, count_inputs(batch))
     args, kwargs = model.call(cut(batch, 0, count))
 
@@ -447,6 +427,7 @@ def _counted(name: str, tallies: dict[Pair, Tally], grid: SitePairs, fit: str, c
     if any(map(math.isnan, values.values())):
         caveats = [*caveats, Caveat("undefined: B gets no input right", undefined=True)]
     intervals = {pair: interval for pair, tally in tallies.items() if (interval := tally.interval(name)) is not None}
+    low, high = (grid.matrix({pair: ends[k] for pair, ends in intervals.items()}) for k in (0, 1))
     how = "Wilson's interval" if name in PROPORTIONS else "intervals by the error of a mean"
     how = "intervals by the delta method for a ratio" if name == "relative_accuracy" else how
     return Estimate.of(
@@ -454,16 +435,13 @@ def _counted(name: str, tallies: dict[Pair, Tally], grid: SitePairs, fit: str, c
         grid.matrix(values),
         n=next(iter(tallies.values())).n,
         statistic=f"answers of networks stitched by {fit}; {how}",
-        interval=(
-            grid.matrix({pair: low for pair, (low, _) in intervals.items()}),
-            grid.matrix({pair: high for pair, (_, high) in intervals.items()}),
-        ),
+        interval=(low, high),
         caveats=caveats,
     )
 
 
 def _measured(measure: Measure, sums: dict[Pair, JointSums], grid: SitePairs, shared: list[Caveat]) -> Estimate:
-    """A measure's values, from the sums of the fits."""
+    """The values of a measure, from the sums of the fits."""
     values, caveats = {}, list(shared)
     for pair in grid.joints:
         moments = sums[pair].joint(*pair)
@@ -494,10 +472,10 @@ def _side(model: CutModel, sites: Sequence[Site], left_out: dict[str, str]) -> S
     return Side(model.name, labels, channels, shapes, left_out=tuple(left_out.items()))
 
 
-# A stitch in a file: the joint's numbers as safetensors, the rest as JSON in the metadata
+# A saved stitch: the joint's numbers as safetensors, the rest as JSON in the metadata
 
 KIND, VERSION = "stitch", 2
-MADE_UP = 2  # inputs of an example that stands in for data
+MADE_UP = 2  # inputs of a made-up example
 WEIGHTS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 EXAMPLES = (*WEIGHTS, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -521,7 +499,7 @@ def _describe(model: CutModel, form: Form) -> dict[str, Any]:
 
     call = model.cut.example
     positional = [*zip((*call.names, *[""] * len(call.args)), call.args, strict=False)]
-    example = None  # where the model is called with more than tensors
+    example = None  # of a model that is called with more than tensors
     if all(isinstance(value, Tensor) for _, value in (*positional, *call.kwargs.items())):
         example = {
             "args": [tensor(name, value) for name, value in positional],
@@ -538,21 +516,20 @@ def _describe(model: CutModel, form: Form) -> dict[str, Any]:
 
 
 def _read(path: Path) -> tuple[dict[str, Any], Joint, dict[str, Any]]:
-    """The record of a file, its joint, and by side an example of the model's arguments, or None."""
+    """Return the record in a file, its joint, and for each side an example of the model's arguments, or None."""
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
     text, tensors = read_tensors(path, KIND, VERSION)
     try:
         about = json.loads(text["about"])
-    except (KeyError, ValueError, RecursionError) as error:  # ValueError: no JSON, or a number without end
+    except (KeyError, ValueError, RecursionError) as error:  # ValueError: no JSON, or a number with too many digits
         raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
     check_schema(path, about, _SCHEMA)
     try:
         if not 2 <= about["n"] < 2**63:
             raise ValueError(f"a fit cannot rest on {str(about['n'])[:20]} rows")
         forms = [Form(**{**about[side]["form"], "space": tuple(about[side]["form"]["space"])}) for side in "ab"]
-        # Before the joint is made, which allocates what the forms say.
-        for form in forms:
+        for form in forms:  # before the joint, which allocates as much memory as the forms say
             if min(form.channels, *form.space, 1) < 1 or form.channels > 2**20:
                 raise ValueError(f"an activation cannot have {form.channels} channels at {form.space} positions")
         shapes = {"weight": (forms[1].channels, forms[0].channels), "bias": (forms[1].channels,)}
@@ -569,44 +546,44 @@ def _read(path: Path) -> tuple[dict[str, Any], Joint, dict[str, Any]]:
     return about, joint, examples
 
 
-def _made_up(said: dict[str, Any]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """Seeded numbers between 0 and 1 in the shape of an example; tokens are 0, and nothing is masked."""
+def _made_up(example: dict[str, Any]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """Seeded numbers between 0 and 1 in the shapes of an example; tokens are 0, and nothing is masked."""
     generator = torch.Generator().manual_seed(0)
 
-    def tensor(each: dict[str, Any]) -> Tensor:
-        dtype, shape = getattr(torch, each["dtype"], None), [MADE_UP, *each["shape"]]
+    def tensor(facts: dict[str, Any]) -> Tensor:
+        dtype, shape = getattr(torch, facts["dtype"], None), [MADE_UP, *facts["shape"]]
         if dtype not in EXAMPLES or min(shape) < 1 or math.prod(shape) > 2**30:
-            raise ValueError(f"an input cannot be {each['dtype']!r} of shape {shape}")
-        if each["mask"]:
+            raise ValueError(f"an input cannot be {facts['dtype']!r} of shape {shape}")
+        if facts["mask"]:
             return torch.ones(shape, dtype=dtype)
         if not dtype.is_floating_point:
             return torch.zeros(shape, dtype=dtype)
         return torch.rand(shape, generator=generator).to(dtype)
 
-    return tuple(tensor(each) for each in said["args"]), {key: tensor(each) for key, each in said["kwargs"].items()}
+    return tuple(map(tensor, example["args"])), {key: tensor(facts) for key, facts in example["kwargs"].items()}
 
 
-def _cut_as_saved(model: CutModel, side: str, said: dict[str, Any], batch: Any, example: Any) -> CutModel:
+def _cut_as_saved(model: CutModel, side: str, record: dict[str, Any], batch: Any, example: Any) -> CutModel:
     """Cut a model at the site in the file, if it is the model that was stitched; `batch` or `example` to try it on."""
-    whose = f"model {side.upper()}"
-    if digest_of(model.model.state_dict()) != said["digest"]:
+    name = f"model {side.upper()}"
+    if digest_of(model.model.state_dict()) != record["digest"]:
         raise ValueError(
-            f"{whose} is not the one that was stitched ({said['name']}): its weights differ, so the joint does not "
-            "belong to it"
+            f"{name} is not the one that was stitched ({record['name']}): its weights differ, so the joint does not fit"
         )
-    if (model.prepare is None) != (said["prepared"] is None):
-        was = f"was prepared by {said['prepared']}: give prepare_{side}=" if said["prepared"] else "was not prepared"
-        raise ValueError(f"when it was stitched, the input of {whose} {was}")
+    before = record["prepared"]
+    if (model.prepare is None) != (before is None):
+        how = f"was prepared by {before}: give prepare_{side}=" if before else "was not prepared"
+        raise ValueError(f"when it was stitched, the input of {name} {how}")
     if batch is not None:
-        return model.cut_at(said["site"], batch)
+        return model.cut_at(record["site"], batch)
     if example is None:
-        raise ValueError(f"{whose} takes more than tensors, so give a batch of its data as example=")
+        raise ValueError(f"{name} takes more than tensors, so give a batch of its data as example=")
     call = CallArguments(*example).map(lambda _, leaf: leaf.to(model.home))
     try:
-        model.cut = Cut(model.model, said["site"], *call.args, **call.kwargs)
+        model.cut = Cut(model.model, record["site"], *call.args, **call.kwargs)
     except (RuntimeError, TypeError, IndexError) as error:
         raise ValueError(
-            f"{whose} cannot be run on numbers made up in the shapes of the file, so give a batch of its data as "
-            f"example=: {type(error).__name__}: {error}"
+            f"{name} fails on made-up numbers in the shapes of the file, so give a batch of its data as example=: "
+            f"{type(error).__name__}: {error}"
         ) from error
     return model

@@ -1,6 +1,6 @@
-"""The joint: the layer between two networks, the sums it is fitted from, and how alike the two sides of it are.
+"""The joint: the layer between two networks, the sums it is fitted from, and how similar its two sides are.
 
-A joint is an affine map of channels, after a change of shape where those of the two sites differ.
+A joint is an affine map of channels. If the sites differ in shape, the activation is resized first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..capture import Batches, Chunk, Site, as_found, count_inputs, cut, join, labels_of, recut, watch
-from ..checks import one_of
+from ..checks import one_of, paired_rows
 from ..data import open_data
 from ..engine.uncertainty import CONFIDENCE, student
 from ..linalg import Affine, JointMoments, lacks_room
@@ -35,7 +35,7 @@ Resize = Literal["interpolate", "pool"]
 CHUNK = 128  # inputs that both networks are run on at a time
 HELD = 256 * 2**20  # bytes of activations of both networks that are held at a time
 TRIED = 2  # inputs that a cut is tried on: two show whether it leaks
-PER_INPUT = 64  # positions from which one product per input is faster; smaller maps are joined into one block of rows
+PER_INPUT = 64  # positions from which one product per input is faster; smaller maps are joined into one block
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Form:
     """The form of one input's activation: a vector, tokens with features, or a map of channels."""
 
     channels: int
-    space: tuple[int, ...] = ()  # height and width of a map, the number of tokens; empty: a vector
+    space: tuple[int, ...] = ()  # height and width of a map, or the number of tokens; empty: a vector
     tokens: bool = False
 
     @classmethod
@@ -55,8 +55,8 @@ class Form:
             return cls(shape[0])
         if site.channels_last is None:
             raise ValueError(
-                f"an activation of shape {shape} per input cannot be stitched: it is not known which dimension holds "
-                "its features; choose another site"
+                f"an activation of shape {shape} per input cannot be stitched, since it is not known which dimension "
+                "holds its features: choose another site"
             )
         if site.channels_last:
             return cls(shape[-1], shape[:-1], tokens=True)
@@ -70,11 +70,12 @@ class Form:
 
 
 class Joint(nn.Module):
-    """Turns an activation of one network into one of another: shape first, then channels.
+    """A layer that turns an activation of one network into one of another: shape first, then channels.
 
-    Maps of another size are interpolated (bilinear) or pooled (adaptive mean), as `resize` says. Between maps and
-    tokens, a grid of tokens is read row by row. A token more than the grid has is a class token: on the way to a map it
-    is dropped, on the way to tokens it is the mean of the others. A map or tokens become a vector by their mean.
+    Maps that differ in size are interpolated (bilinear) or pooled (adaptive mean), as `resize` says. Between maps and
+    tokens, a grid of tokens is read row by row. One token more than the grid has is a class token: it is dropped when
+    tokens become a map, and is the mean of the others when a map becomes tokens. A map or tokens become a vector by
+    their mean.
     """
 
     def __init__(self, source: Form, target: Form, resize: Resize = "interpolate", *, bias: bool = True) -> None:
@@ -92,14 +93,14 @@ class Joint(nn.Module):
 
     @property
     def reshapes(self) -> bool:
-        """Whether the sites differ in more than their channels."""
+        """True if the sites differ in more than their channels."""
         return self.source.space != self.target.space or self.source.tokens != self.target.tokens
 
     def forward(self, activation: Tensor) -> Tensor:
-        shaped = self.shaped(activation).to(self.weight.dtype)  # the networks may differ in it
+        shaped = self.shaped(activation).to(self.weight.dtype)  # the networks may differ in precision
         if not self.target.space or self.target.tokens:
             return F.linear(shaped, self.weight, self.bias)
-        # Contiguous like the output of a network's own layer: some networks go on with `x.view(…)`.
+        # Contiguous like the output of a network's own layer: some networks continue with `x.view(…)`.
         mapped = torch.einsum("oc,nc...->no...", self.weight, shaped).contiguous()
         return mapped if self.bias is None else mapped + self.bias.view(1, -1, *[1] * len(self.target.space))
 
@@ -127,7 +128,7 @@ class Joint(nn.Module):
 
 
 def _grid(form: Form) -> tuple[tuple[int, ...], int]:
-    """Height and width, and how many tokens come before the grid."""
+    """Height and width of the grid, and the number of tokens before it."""
     if not form.tokens:
         return form.space, 0
     count = form.space[0]
@@ -176,15 +177,12 @@ class JointSums:
         Rows are multiplied in `products` or in their own precision, whichever is finer.
         """
         blocks: dict[Key, Tensor] = {("a", i): block for i, block in a.items()} | {("b", j): b[j] for j in b}
-        counts = {block.shape[0] * block.shape[2] for block in blocks.values()}
-        if len(counts) != 1:
-            raise ValueError(f"need paired rows, got {' and '.join(map(str, sorted(counts)))}")
-        (n,) = counts
-        if near is None:
+        n = paired_rows(*(block.shape[0] * block.shape[2] for block in blocks.values()))
+        if near is not None:
+            products = near.products
+        else:
             wide = [lacks_room(block, f"site {k}") for (_, k), block in blocks.items()]
             products = torch.float64 if any(wide) else products
-        else:
-            products = near.products
         for block in blocks.values():
             products = torch.promote_types(products, block.dtype)
         rows, centre, total, square = {}, {}, {}, {}
@@ -198,7 +196,7 @@ class JointSums:
                 offset = (total[key] / n).square()
                 variance = square[key].diagonal() / n - offset
                 if not bool(((offset > FAR**2 * variance) & (variance > 0)).any()):
-                    break  # else the centre is so far from some mean that products about it lose digits
+                    break  # otherwise the centre is so far from some mean that products about it lose digits
         cross = {(i, j): block_product(rows["a", i], rows["b", j]) for i, j in pairs}
         return cls(n, products, centre, total, square, cross)
 
@@ -206,25 +204,23 @@ class JointSums:
         """The sums of all rows of both, about this one's centres."""
         if self.cross.keys() != other.cross.keys() or self.products != other.products:
             raise ValueError(
-                f"these sums are of other sites or precisions: {sorted(self.cross)} in {self.products} and "
+                f"sums differ in sites or precision: {sorted(self.cross)} in {self.products} and "
                 f"{sorted(other.cross)} in {other.products}"
             )
-        n, outer = other.n, torch.outer
         shift = {key: centre - other.centre[key] for key, centre in self.centre.items()}
-        moved = {key: other.total[key] - n * d for key, d in shift.items()}
-        square, cross = {}, {}
-        for key, d in shift.items():
-            t = other.total[key]
-            square[key] = self.square[key] + (other.square[key] - outer(d, t) - outer(t, d) + n * outer(d, d))
-        for i, j in self.cross:
-            a, b = ("a", i), ("b", j)
-            there = other.cross[i, j] - outer(shift[a], other.total[b]) - outer(moved[a], shift[b])
-            cross[i, j] = self.cross[i, j] + there
-        total = {key: self.total[key] + there for key, there in moved.items()}
-        return JointSums(self.n + n, self.products, self.centre, total, square, cross)
+        totals = {key: other.total[key] - other.n * d for key, d in shift.items()}
+
+        def moved(product: Tensor, a: Key, b: Key) -> Tensor:
+            """Σ x yᵀ of the other rows, about this one's centres."""
+            return product - torch.outer(shift[a], other.total[b]) - torch.outer(totals[a], shift[b])
+
+        total = {key: self.total[key] + totals[key] for key in shift}
+        square = {key: self.square[key] + moved(other.square[key], key, key) for key in shift}
+        cross = {(i, j): self.cross[i, j] + moved(other.cross[i, j], ("a", i), ("b", j)) for i, j in self.cross}
+        return JointSums(self.n + other.n, self.products, self.centre, total, square, cross)
 
     def joint(self, i: int, j: int) -> JointMoments:
-        """Means and covariances of a pair of sites, on the CPU: what a fit of A to B reads and factorises."""
+        """Means and covariances of a pair of sites, on the CPU: the input of a fit of A to B."""
         a, b = ("a", i), ("b", j)
         mean_a, mean_b = self.total[a] / self.n, self.total[b] / self.n
         return JointMoments(
@@ -239,7 +235,7 @@ class JointSums:
 
 
 def block_product(x: Tensor, y: Tensor) -> Tensor:
-    """Σ x yᵀ over all rows: one product per part, and the parts added up in float64."""
+    """Σ x yᵀ over all rows: one product per part, summed in float64."""
     pieces = zip(x.split(LONGEST, 2), y.split(LONGEST, 2), strict=True)
     products = [torch.bmm(u, v.transpose(1, 2)).sum(0, dtype=torch.float64) for u, v in pieces]
     return products[0] if len(products) == 1 else torch.stack(products).sum(0)
@@ -254,7 +250,7 @@ def _mean(block: Tensor) -> Tensor:
 
 
 class Stitched(nn.Module):
-    """A network whose lower part is A's and whose upper part is B's; only the joint between them is its own."""
+    """A network whose lower part is A's and whose upper part is B's, with the joint between them."""
 
     def __init__(self, lower: CutModel, joint: Joint, upper: CutModel) -> None:
         super().__init__()
@@ -262,7 +258,7 @@ class Stitched(nn.Module):
         self.a, self.b = lower.model, upper.model
 
     def forward(self, batch: Any) -> Tensor:
-        """The answer to a batch of the data; each of the two networks prepares its inputs in its own way."""
+        """Answer a batch of the data; each network prepares its inputs in its own way."""
         activation, mask = self.lower.representation(batch)
         refuse_padding(self.joint, mask)
         args, kwargs = self.upper.call(batch) if self.upper.cut.needs_input else ((), {})
@@ -270,11 +266,11 @@ class Stitched(nn.Module):
 
 
 def refuse_padding(joint: Joint, mask: Tensor | None) -> None:
-    """Raise where A's tokens are padded (`mask` says which are not) and the joint would mix them."""
+    """Raise if A's tokens are padded (`mask` is False at padding) and the joint would mix them."""
     if mask is not None and joint.reshapes:
         raise ValueError(
-            f"A's tokens are padded, and padding would count where {joint.source} become {joint.target}: stitch at "
-            "sites with the same tokens, or give inputs of one length"
+            f"A's tokens are padded, and padding would count when {joint.source} become {joint.target}: stitch at "
+            "sites with the same tokens, or give inputs of equal length"
         )
 
 
@@ -284,23 +280,24 @@ def _batches(data: Any) -> Batches:
 
 def look_into(data: Any) -> tuple[Any, Iterator[Any]]:
     """The first inputs, at least two if there are as many, and an iterator over all batches, these included."""
-    batches = iter(_batches(data))
-    read: list[Any] = []
+    source = _batches(data)
+    batches, first = iter(source), list[Any]()
     with kept_random_state():
-        while sum(map(count_inputs, read)) < TRIED and (batch := next(batches, None)) is not None:
-            read.append(batch)
-    return join(read), itertools.chain(read, batches)
+        while sum(map(count_inputs, first)) < TRIED and (batch := next(batches, None)) is not None:
+            first.append(source.kept(batch))
+    return join(first), itertools.chain(first, batches)
 
 
 def chunks_of(data: Any, max_rows: int | None, largest: int = CHUNK) -> Iterator[Chunk]:
-    """The data in chunks of at most so many inputs."""
+    """The data in chunks of at most `largest` inputs."""
     return recut(_batches(data), block=None, max_rows=max_rows, largest=largest)
 
 
 def read_inputs(data: Any, max_rows: int | None) -> Any:
     """All inputs as one batch, in the structure of the data's batches."""
     with kept_random_state():
-        return join([chunk.batch for chunk in chunks_of(data, max_rows)])
+        source = _batches(data)
+        return join([source.kept(chunk.batch) for chunk in recut(source, block=None, max_rows=max_rows)])
 
 
 def in_chunks(inputs: Any) -> list[Any]:
@@ -310,7 +307,7 @@ def in_chunks(inputs: Any) -> list[Any]:
 
 
 def chunk_size(*sites: Site) -> int:
-    """How many inputs to run at a time: fewer where the activations at these sites take much memory."""
+    """The number of inputs to run at a time: fewer if the activations at these sites take much memory."""
     return max(1, min(CHUNK, HELD // (4 * sum(math.prod(site.shape) for site in sites))))
 
 
@@ -322,7 +319,7 @@ def sums_of_pairs(
     precision: Precision,
     max_rows: int | None,
 ) -> dict[Pair, JointSums]:
-    """The sums that fits and measures of every pair of sites read, from one pass of both networks over the data.
+    """The sums that fits and measures read, for every pair of sites, from one pass of both networks over the data.
 
     Every position of an activation is a row; pairs whose rows are the same positions share their sums.
     """
@@ -356,7 +353,7 @@ def sums_of_pairs(
 
 
 def _counting(joint: Joint, mask_a: Tensor | None, mask_b: Tensor | None) -> Tensor | None:
-    """Which positions at a joint are padding at neither site, (inputs, tokens); None: all count."""
+    """The positions at a joint that are padding at neither site, (inputs, tokens); None: all of them."""
     refuse_padding(joint, mask_a)
     if mask_a is None or mask_b is None:
         return mask_a if mask_b is None else mask_b
@@ -366,7 +363,7 @@ def _counting(joint: Joint, mask_a: Tensor | None, mask_b: Tensor | None) -> Ten
 
 
 def as_block(activation: Tensor, form: Form, keep: Tensor | None = None) -> Tensor:
-    """(parts, channels, rows of a part), without a copy where the layout allows; `keep`: which positions count."""
+    """(parts, channels, rows of a part), without a copy if the layout allows; `keep`: the positions that count."""
     wide = activation if activation.dtype in (torch.float32, torch.float64) else activation.float()
     if keep is not None:
         rows = (wide if form.tokens else wide.movedim(1, -1)).flatten(0, -2)
@@ -377,7 +374,7 @@ def as_block(activation: Tensor, form: Form, keep: Tensor | None = None) -> Tens
     return wide.reshape(-1, wide.shape[-1]).T[None]
 
 
-# Evaluation: what stitched networks answer, against A, B and the labels
+# Evaluation: the answers of stitched networks against those of A and B and the labels
 
 
 PROPORTIONS = ("accuracy", "agreement_b", "agreement_a")
@@ -385,7 +382,7 @@ PROPORTIONS = ("accuracy", "agreement_b", "agreement_a")
 
 @dataclass
 class Tally:
-    """Sums over inputs: the stitched network's answers against A's, B's and the labels."""
+    """Sums over inputs that compare the stitched network's answers with those of A and B and the labels."""
 
     n: int = 0
     sums: dict[str, float] = field(default_factory=dict)
@@ -394,9 +391,9 @@ class Tally:
         stitched, a, b = (answer.detach().double().cpu() for answer in (stitched, a, b))
         if stitched.ndim != 2 or b.shape != stitched.shape:
             raise ValueError(f"stitched networks are evaluated on (inputs, classes), got {tuple(stitched.shape)}")
-        for answers, whose in ((stitched, "the stitched network"), (a, "A"), (b, "B")):
+        for answers, name in ((stitched, "the stitched network"), (a, "A"), (b, "B")):
             if bad := int(answers.isnan().flatten(1).any(1).sum()):
-                raise ValueError(f"{whose} answers {bad} of {len(answers)} inputs with NaN, which agrees with nothing")
+                raise ValueError(f"{name} answers {bad} of {len(answers)} inputs with NaN, which agrees with nothing")
         guess, guess_b = stitched.argmax(1), b.argmax(1)
         guess_a = a.argmax(1) if a.shape == stitched.shape else None
         cross_entropy = F.cross_entropy(stitched, b.softmax(1), reduction="none")
@@ -408,8 +405,8 @@ class Tally:
             labels = labels.cpu()
             if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < stitched.shape[1]:
                 raise ValueError(
-                    f"the labels go from {int(labels.min())} to {int(labels.max())}, but B answers {stitched.shape[1]} "
-                    "classes: give data without labels where theirs are others"
+                    f"the labels range from {int(labels.min())} to {int(labels.max())}, but B answers "
+                    f"{stitched.shape[1]} classes: leave out labels of other classes"
                 )
             right, right_b = guess == labels, guess_b == labels
             counts |= {"accuracy": right, "accuracy_b": right_b, "both_right": right & right_b}
@@ -420,16 +417,16 @@ class Tally:
             self.sums[key] = self.sums.get(key, 0.0) + float(values.sum())
 
     def numbers(self) -> dict[str, float]:
-        """Means over inputs, and the accuracy relative to B's (not where B gets nothing right)."""
+        """Means over inputs, and the accuracy relative to B's (left out if B gets nothing right)."""
         means = {key: value / self.n for key, value in self.sums.items() if key not in ("cross_entropy²", "both_right")}
         if means.get("accuracy_b"):
             means["relative_accuracy"] = means["accuracy"] / means["accuracy_b"]
         return means
 
     def interval(self, key: str) -> tuple[float, float] | None:
-        """The 95 % interval of a number, for inputs that are a sample; None for an unknown number or a single input.
+        """The 95 % interval of a number over a sample of inputs; None for an unknown number or a single input.
 
-        Proportions have Wilson's score interval; the others the error of a mean, with Student's t. relative_accuracy
+        Wilson's score interval for proportions; for the others the error of a mean, with Student's t. relative_accuracy
         is a ratio of two means over the same inputs, so its error is that of the mean of s − r b (the delta method).
         """
         value = self.numbers().get(key)
@@ -458,7 +455,7 @@ def evaluate_joints(
     data: Any,
     max_rows: int | None,
 ) -> dict[Pair, Tally]:
-    """How each stitched network does. A and B run once, and for each joint only B's part above it.
+    """Evaluate each stitched network. A and B run once, and for each joint only the part of B above it.
 
     `uppers`: B, cut at each of its sites.
     """
@@ -484,7 +481,7 @@ def evaluate_joints(
     return tallies
 
 
-# How alike B and an affine map of A are at the joint of a stitched network, from moments
+# Similarity of B and an affine map of A at the joint of a stitched network, from moments
 
 
 def similarity_at_joint(
@@ -492,9 +489,9 @@ def similarity_at_joint(
 ) -> dict[str, float]:
     """The values of measures between S(A) and B; measures may read covariances, neurons or alignments.
 
-    Measures that ignore what S does say nothing about it: CKA ignores rotations, mean_cca and regression_r2 any
+    A measure that is invariant to S says nothing about it: CKA ignores rotations, mean_cca and regression_r2 any
     invertible map, so regression_r2 of a least squares map is that of A itself; `explained` does depend on the map.
-    `of_b`: B's covariance with its factorisations, where many maps are compared with one B.
+    `of_b`: B's covariance with its factorisations, to compare many maps with one B.
     """
     check_fits(moments, affine)
     weight, bias = affine.weight.to(moments.cov_aa), affine.bias.to(moments.cov_aa)
@@ -523,13 +520,13 @@ def similarities(m: JointMoments, measures: Iterable[Measure], of_b: Scatter | N
             value = measure(Neurons(m.cov_aa.diagonal(), m.cov_bb.diagonal(), m.cov_ab))
         else:
             raise ValueError(
-                f"{measure.name} reads {measure.reads.__name__}, which means and covariances do not supply: apply the "
-                "map to the rows and compare them"
+                f"{measure.name} reads {measure.reads.__name__}, which means and covariances do not supply: compare "
+                "the mapped rows instead"
             )
         values[measure.name] = float(snap_to_bounds(value, measure, m.products))
     return values
 
 
 def scatter(m: JointMoments, side: Literal["a", "b"]) -> Scatter:
-    """One side's covariance, with a tolerance that fits the precision of its products."""
+    """The covariance of one side, with a tolerance that fits the precision of its products."""
     return Scatter(m.cov_aa if side == "a" else m.cov_bb, m.n, tolerance=m.tolerance)

@@ -1,6 +1,6 @@
-"""Task-loss matching: training the layer between two frozen networks so that the stitched network does B's job.
+"""Task-loss matching: train the layer between two frozen networks so that the stitched network does B's job.
 
-Many layers between the same two sites are trained at once: they are folded into the inputs of B's upper part, which
+Many layers between the same two sites are trained at once: they are folded into the batch of B's upper part, which
 runs once for all of them.
 """
 
@@ -32,9 +32,9 @@ NAME = "task_loss"
 RANDOM = "random"
 UserLoss = Callable[[Tensor, Any], Tensor]
 
-BUDGET = 2 * 2**30  # bytes of activations that are kept, and as many of inputs; on a GPU a quarter of what is free
+BUDGET = 2 * 2**30  # bytes of activations that are kept, and of inputs; on a GPU up to a quarter of the free memory
 FOLDED = 2**30  # bytes of activations at the joint in one step; joints beyond that are trained afterwards
-HELD_OUT = 10  # one input of so many is held out for early stopping where no validation data are given
+HELD_OUT = 10  # without validation data, one input in so many is held out for early stopping
 INDICES = ("linear_cka", "mean_cca", "svcca")  # recorded in the history
 
 
@@ -45,17 +45,17 @@ class TaskLoss:
     Written as "task_loss(start='random', epochs=10)". `targets`: the cross-entropy is to B's own "soft" answers, or to
     the "labels" of the data. `start`: "random" (as torch.nn.Linear starts) or the text of any closed form. `rank`: the
     layer is a product of two factors with this many channels between them. The loss is the cross-entropy + `l1` Σ
-    |weight| + `cka` × linear CKA between S(A) and B on the rows of the batch (biased upwards where these are few).
+    |weight| + `cka` × linear CKA between S(A) and B on the rows of the batch (biased upwards if these are few).
     `threshold`: weights that end up smaller are set to zero. The optimiser is Adam, with a `rate` that is divided by
     ten at each third of the epochs. `patience`: stop after so many epochs without a better validation loss. `seed`
-    decides a random start, the order of the inputs, and which tenth is held out. `autocast`: the networks run in
-    bfloat16. `record`: compute similarity indices every so many epochs, and at the end; 0: never (at 256 channels they
-    take a good part of a second each time).
+    sets a random start, the order of the inputs, and which tenth is held out. `autocast`: the networks run in bfloat16.
+    `record`: compute similarity values every so many epochs, and at the end; 0: never (at 256 channels they take a
+    good part of a second each time).
 
     `loss(outputs, batch)` replaces the targets; it is called once for every joint, with the stitched network's answers
     to one batch of the data and that batch on B's device, and returns their mean loss as a tensor. `validation`: data
-    for early stopping; of the layers after each epoch, the one with the lowest loss on them is kept. These data and the
-    training data are held in memory.
+    for early stopping; the layer of the epoch with the lowest loss on them is kept. These data and the training data
+    are held in memory.
     """
 
     targets: str = "soft"
@@ -96,7 +96,7 @@ class TaskLoss:
             raise TypeError(f"{NAME}: loss must be a function loss(outputs, batch), got {type(self.loss).__name__}")
         if self.loss is not None and self.targets != "soft":
             raise ValueError(f"{NAME}: loss= replaces the targets: leave targets out")
-        self.start_fit  # noqa: B018 (raises at an unknown start now, not after the pass over the data)
+        self.start_fit  # noqa: B018 (an unknown start raises now, not after the pass over the data)
 
     @property
     def start_fit(self) -> Fit | None:
@@ -107,14 +107,14 @@ class TaskLoss:
 
     @property
     def name(self) -> str:
-        """The text that gives it, with the options that are not the defaults; a loss and data have no text."""
+        """The text of this fit, with the options that differ from the defaults, except for the loss and data."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
         changed = [f"{key}={value!r}" for key, value in values.items() if value != getattr(TaskLoss, key)]
         return f"{NAME}({', '.join(changed)})" if changed else NAME
 
     @classmethod
     def parse(cls, options: dict[str, Any]) -> TaskLoss:
-        """From the options of a text."""
+        """Make a task loss from the options of its text."""
         known = [f.name for f in fields(cls)]
         if unknown := [key for key in options if key not in known]:
             raise ValueError(f"{NAME} has no option {unknown[0]!r}; it has {', '.join(known)}")
@@ -122,14 +122,14 @@ class TaskLoss:
 
 
 def start_of(task: TaskLoss, moments: JointMoments) -> list[Tensor]:
-    """Where training begins, in float64: the bias (q,), then the weight (q, p) or its factors (q, rank), (rank, p)."""
+    """The parameters at the start, in float64: the bias (q,), then the weight (q, p) or its factors."""
     p, q = moments.widths
     rank = None if task.rank is None else whole_number(task.rank, f"{NAME}: rank", least=1, most=min(p, q))
     fit = task.start_fit
     if fit is None:
         generator = torch.Generator().manual_seed(task.seed)
 
-        def uniform(*shape: int, channels: int) -> Tensor:  # as torch.nn.Linear; a factor is a layer of its own
+        def uniform(*shape: int, channels: int) -> Tensor:  # as torch.nn.Linear, for each factor
             return (torch.rand(*shape, generator=generator, dtype=torch.float64) * 2 - 1) / channels**0.5
 
         shapes = [(q, p)] if rank is None else [(q, rank), (rank, p)]
@@ -137,8 +137,8 @@ def start_of(task: TaskLoss, moments: JointMoments) -> list[Tensor]:
         bias = uniform(q, channels=shapes[0][1])
     else:
         if rank is not None and fit.name == "least_squares":
-            fit = find_fit(f"reduced_rank(k={rank})")  # the best of that rank, not the nearest to the best of any
-        for option in ("intercept", "centre"):  # without a bias another map is best
+            fit = find_fit(f"reduced_rank(k={rank})")  # the best of that rank
+        for option in ("intercept", "centre"):  # without a bias, the best map differs
             if not task.bias and option in fit.parameters and option not in fit.options:
                 fit = fit.using(**{option: False})
         affine = fit(moments)
@@ -148,15 +148,15 @@ def start_of(task: TaskLoss, moments: JointMoments) -> list[Tensor]:
             left, roots, right = left[:, :rank], sizes[:rank].sqrt(), right[:rank]
             factors = [left * roots, roots[:, None] * right]
             weight = (left * sizes[:rank]) @ right
-            bias = bias + (affine.weight - weight) @ moments.mean_a  # the mean of what the rank cuts off stays
+            bias = bias + (affine.weight - weight) @ moments.mean_a  # keeps the mean of the part that is cut off
     return [bias if task.bias else torch.zeros_like(bias), *factors]
 
 
 class ActivationCache:
-    """What training reads of the frozen networks again and again, by index: computed once, and kept if it fits.
+    """Activations and answers of the frozen networks, by index: computed once, and kept if they fit into memory.
 
-    An index is (J, m): m inputs each for J joints; J = 1: the same for all. Activations that do not fit into memory are
-    computed again for each batch.
+    An index is (J, m): m inputs for each of J joints; J = 1: the same for all. Activations that do not fit are computed
+    again for each batch.
     """
 
     def __init__(
@@ -175,12 +175,12 @@ class ActivationCache:
         self._kept = {"a": self._whole(partial(self._rows, "a"), budget // (1 + rows_of_b))}
         self._kept["b"] = self._whole(partial(self._rows, "b"), budget // 2) if rows_of_b else None
         answers = self._whole(upper.answer, budget)
-        self.soft: Tensor | None = None  # B's soft answers, where it is a classifier: (classes,) per input
+        self.soft: Tensor | None = None  # B's soft answers, if it is a classifier: (classes,) per input
         if answers is not None and answers.ndim == 2 and answers.is_floating_point():
             self.soft = answers.to(torch.promote_types(answers.dtype, torch.float32)).softmax(1)
 
     def _whole(self, make: Callable[[Any], Tensor], budget: int) -> Tensor | None:
-        """`make` of all inputs; None where that does not fit, or where its shape differs between batches."""
+        """`make` of all inputs; None if that does not fit, or if its shape differs between batches."""
         parts: list[Tensor] = []
         with torch.no_grad(), Progress("running the networks once", self.n, "inputs") as bar:
             for batch in in_chunks(self._inputs):
@@ -192,16 +192,16 @@ class ActivationCache:
         return torch.cat(parts)
 
     def rows(self, side: str, index: Tensor) -> Tensor:
-        """(J, m × positions, channels): the rows of "a" at the joint, in B's shape, or those of "b"."""
+        """(J, m × positions, channels): the rows of A at the joint, in B's shape, or those of B."""
         kept = self._kept[side]
         rows = self._rows(side, self.inputs(index)) if kept is None else kept[index.flatten()]
         return rows.reshape(len(index), -1, rows.shape[-1])
 
     def inputs(self, index: Tensor) -> Any:
-        """The batch of these J m inputs, in the structure of the data."""
-        at = index.flatten()
+        """The batch of these J × m inputs, in the structure of the data."""
+        index = index.flatten()
         return rebuild(
-            lambda leaf: leaf[at.to(leaf.device)] if isinstance(leaf, Tensor) else [leaf[i] for i in at.tolist()],
+            lambda leaf: leaf[index.to(leaf.device)] if isinstance(leaf, Tensor) else [leaf[i] for i in index.tolist()],
             self._inputs,
         )
 
@@ -213,13 +213,13 @@ class ActivationCache:
         if side == "a":
             activation = self.joint.shaped(activation)
         elif mask is not None:
-            raise ValueError("cka= compares the tokens of a batch, and padding would count: give inputs of one length")
+            raise ValueError("cka= compares tokens, and padding would count: give inputs of equal length")
         last = activation if form.tokens or not form.space else activation.movedim(1, -1)
         return last.reshape(len(last), -1, last.shape[-1]).to(self.device)
 
 
 def activations_of(rows: Tensor, inputs: int, form: Form) -> Tensor:
-    """The rows (K, inputs × positions, q) as K × inputs activations of a form; maps are in channels-last layout."""
+    """Turn rows (K, inputs × positions, q) into K × inputs activations of a form; maps are in channels-last layout."""
     first, width = len(rows) * inputs, rows.shape[-1]
     if not form.space:
         return rows.reshape(first, width)
@@ -231,10 +231,10 @@ def activations_of(rows: Tensor, inputs: int, form: Form) -> Tensor:
 
 @dataclass
 class History:
-    """How the training of one joint went: a line for the start and for each epoch, and the layer that is kept.
+    """The training of one joint: a line for the start and for each epoch, and the layer that is kept.
 
-    With validation data that is the layer of the epoch with the lowest loss on them, else the last one. A joint whose
-    loss is not finite stops, and keeps the layer of the epoch with the lowest loss before.
+    With validation data that is the layer of the epoch with the lowest loss on them, otherwise the last one. A joint
+    whose loss is not finite stops, and keeps the layer of the epoch with the lowest loss before.
     """
 
     task: TaskLoss
@@ -247,7 +247,7 @@ class History:
         self._best = math.inf, 0, self.affine  # loss, epoch, layer
 
     def add(self, line: dict[str, float], layer: Affine) -> None:
-        """Record one more epoch, and decide whether the joint has to stop."""
+        """Record an epoch, and decide whether the joint stops."""
         loss, epoch = line.get("validation", line["loss"]), int(line["epoch"])
         if loss < self._best[0]:
             self._best = loss, epoch, layer
@@ -257,7 +257,7 @@ class History:
         self.epoch, self.affine = self._best[1:] if "validation" in line else (epoch, layer)
 
     def fails(self, epoch: int, losses: list[float], layer: Affine) -> bool:
-        """Whether the losses of an epoch's steps, or the layer after them, are not finite; then the joint stops."""
+        """Stop the joint, with a warning, if the losses of an epoch's steps or the layer are not finite."""
         step = next((k for k, loss in enumerate(losses, 1) if not math.isfinite(loss)), None)
         if step is None and bool(layer.weight.isfinite().all() and layer.bias.isfinite().all()):
             return False
@@ -267,7 +267,7 @@ class History:
         where = f"in epoch {epoch}, at step {step or len(losses)} of it" if epoch else "at the start"
         warnings.warn(
             f"{self.task.name}: the loss is {loss} {where}; this joint stops and keeps its best layer so far, of "
-            f"epoch {self.epoch}. A smaller rate may help",
+            f"epoch {self.epoch}. Try a smaller rate",
             stacklevel=2,
         )
         return True
@@ -291,11 +291,11 @@ class History:
 
 @dataclass
 class JointTrainer:
-    """Trains layers between the same two sites of two frozen networks."""
+    """Train layers between the same two sites of two frozen networks."""
 
     lower: CutModel
     upper: CutModel
-    joint: Joint  # for its form; its weights are not used
+    joint: Joint  # only its form is used
     moments: JointMoments
     inputs: Any
 
@@ -305,43 +305,43 @@ class JointTrainer:
         # Half precision would lose small steps.
         like = torch.zeros((), dtype=torch.promote_types(first.dtype, torch.float32), device=first.device)
         starts = [start_of(task, self.moments) for task in tasks]
-        together: dict[object, list[int]] = {}
+        groups: dict[object, list[int]] = {}
         for k, task in enumerate(tasks):
             shared = task.epochs, task.batch, task.autocast, task.patience is None, task.loss, id(task.validation)
-            together.setdefault(shared, []).append(k)
+            groups.setdefault(shared, []).append(k)
         numbers = FOLDED // first.element_size() // (self.joint.target.channels * math.prod(self.joint.target.space))
         histories: dict[int, History] = {}
         models = [self.lower.model, self.upper.model]
-        with as_found(models):  # which also puts the flags back
+        with as_found(models):  # which also restores the flags
             for model in models:
                 model.requires_grad_(False)
             data = self._cache(self.inputs, tasks, like.device)
             validations: dict[int, ActivationCache | None] = {id(None): None}
-            for group in together.values():
-                given = tasks[group[0]].validation
-                if id(given) not in validations:
-                    users = [task for task in tasks if task.validation is given]
-                    validations[id(given)] = self._cache(given, users, like.device)
+            for group in groups.values():
+                inputs = tasks[group[0]].validation
+                if id(inputs) not in validations:
+                    users = [task for task in tasks if task.validation is inputs]
+                    validations[id(inputs)] = self._cache(inputs, users, like.device)
                 # Joints of one rate and rank come next to each other, so that their parameters are one tensor.
                 group.sort(key=lambda k: (tasks[k].rate, tasks[k].rank or 0))
                 most = max(1, numbers // tasks[group[0]].batch)
                 for part in (group[k : k + most] for k in range(0, len(group), most)):
-                    some = [tasks[k] for k in part], [starts[k] for k in part]
-                    trained = self._train(*some, data, validations[id(given)], like)
+                    parts = [tasks[k] for k in part], [starts[k] for k in part]
+                    trained = self._train(*parts, data, validations[id(inputs)], like)
                     histories.update(zip(part, trained, strict=True))
         for history in histories.values():
             history.finish(self.moments, like.dtype)
         return [histories[k] for k in range(len(tasks))]
 
     def _cache(self, inputs: Any, tasks: Sequence[TaskLoss], device: torch.device) -> ActivationCache:
-        """A cache of the data or of validation data; raises where they do not suit the tasks."""
+        """Cache the data or validation data; raise if they do not suit the tasks."""
         rows_of_b = any(task.cka for task in tasks)
         cache = ActivationCache(self.lower, self.upper, self.joint, inputs, rows_of_b=rows_of_b, device=device)
         if cache.soft is None:
             if any(task.loss is None for task in tasks):
                 raise ValueError(
                     "task_loss needs a network B that answers (inputs, classes); for other answers give "
-                    "TaskLoss(loss=loss), a function loss(outputs, batch)"
+                    "TaskLoss(loss=…), a function loss(outputs, batch)"
                 )
         elif any(task.targets == "labels" for task in tasks):
             if cache.labels is None:
@@ -351,8 +351,8 @@ class JointTrainer:
             low, high, classes = int(cache.labels.min()), int(cache.labels.max()), cache.soft.shape[1]
             if low < 0 or high >= classes:
                 raise ValueError(
-                    f"the labels go from {low} to {high}, but B answers {classes} classes: with label spaces that "
-                    "differ, take targets='soft'"
+                    f"the labels range from {low} to {high}, but B answers {classes} classes: if label spaces differ, "
+                    "use targets='soft'"
                 )
         if inputs is self.inputs and cache.n < HELD_OUT and any(t.patience and t.validation is None for t in tasks):
             raise ValueError(
@@ -372,8 +372,8 @@ class JointTrainer:
         epochs, device = tasks[0].epochs, like.device
         blocks: list[list[Tensor]] = []  # the bias and the weight, or its factors, of joints with one rate and rank
         groups: list[dict[str, Any]] = []
-        for (rate, _), own in itertools.groupby(range(len(tasks)), lambda k: (tasks[k].rate, tasks[k].rank)):
-            parts = zip(*(starts[k] for k in own), strict=True)
+        for (rate, _), members in itertools.groupby(range(len(tasks)), lambda k: (tasks[k].rate, tasks[k].rank)):
+            parts = zip(*(starts[k] for k in members), strict=True)
             blocks.append([torch.stack(part).to(like).requires_grad_() for part in parts])
             groups.append({"params": blocks[-1], "lr": rate})
         # Adam works entry by entry, so joints do not affect each other, even if one is no longer finite.
@@ -387,8 +387,8 @@ class JointTrainer:
             return torch.cat(weights), torch.cat([block[0] for block in blocks]) * learns_bias
 
         def snapshot() -> list[Affine]:
-            """Each joint's layer as it is now, in float64 on the CPU."""
-            weights, biases = (each.detach().double().cpu() for each in layers())
+            """The current layer of each joint, in float64 on the CPU."""
+            weights, biases = (part.detach().double().cpu() for part in layers())
             return [Affine(weight.clone(), bias.clone()) for weight, bias in zip(weights, biases, strict=True)]
 
         losses_of = self._objective(tasks, like)
@@ -413,7 +413,7 @@ class JointTrainer:
             table = torch.stack(steps).double().cpu()  # the only synchronisation with the device, once per pass
             return table, torch.einsum("s,sik->ik", torch.tensor(counts).double() / sum(counts), table)
 
-        # A joint's seed decides which inputs it is trained on, and in which order; (1, n) where all have one seed.
+        # A joint's seed sets which inputs it is trained on, and in which order; (1, n) if all have one seed.
         seeds = [task.seed for task in tasks]
         generators = {seed: torch.Generator().manual_seed(seed) for seed in seeds}
         rows = seeds if len(generators) > 1 else seeds[:1]
@@ -430,8 +430,7 @@ class JointTrainer:
 
         histories = [History(task, layer) for task, layer in zip(tasks, snapshot(), strict=True)]
         step = 0
-        many = f"{len(tasks)} joints" if len(tasks) > 1 else "a joint"
-        with Progress(f"training {many}", epochs, "epochs") as bar:
+        with Progress(f"training {len(tasks)} joints" if len(tasks) > 1 else "training", epochs, "epochs") as bar:
             for epoch in range(epochs + 1):  # epoch 0: the losses at the start
                 order = chosen.gather(1, shuffled(chosen.shape[1])) if epoch else chosen
                 table, mean = run(data, order, train=epoch > 0)
@@ -458,13 +457,13 @@ class JointTrainer:
     def _objective(
         self, tasks: Sequence[TaskLoss], like: Tensor
     ) -> Callable[[Tensor, Tensor, ActivationCache, Tensor], tuple[Tensor, Tensor]]:
-        """A function of K layers and of the inputs at an index (1, m) or (K, m), which returns two tensors (K,).
+        """Return a function of K layers and of the inputs at an index (1, m) or (K, m), which returns two tensors (K,).
 
-        They are each joint's loss, by its own options, and its cross-entropy to B's soft answers, NaN where B is not a
-        classifier.
+        They are the loss of each joint, by its own options, and its cross-entropy to B's soft answers, NaN if B is not
+        a classifier.
         """
         form, upper, autocast = self.joint.target, self.upper, tasks[0].autocast
-        channels_last = True  # the layout of the rows, until B's upper part turns out not to accept it
+        channels_last = True  # the layout of the rows, unless B's upper part does not accept it
         # Made once: copying a tensor to the device at every step would synchronise it.
         l1, cka = (torch.tensor([getattr(t, name) for t in tasks], dtype=like.dtype).to(like) for name in ("l1", "cka"))
         by_labels = torch.tensor([task.targets == "labels" for task in tasks], device=like.device)
@@ -510,11 +509,8 @@ class JointTrainer:
         return losses_of
 
     def _indices(self, layer: Affine) -> dict[str, float]:
-        """The indices that the history records: how much of B the layer explains, and how alike S(A) and B are."""
-        r2 = {
-            "r2": explained(self.moments, layer),
-            "r2_about_zero": explained(self.moments, layer, about="zero"),
-        }
+        """The values in the history: how much of B the layer explains, and the similarity of S(A) and B."""
+        r2 = {"r2": explained(self.moments, layer), "r2_about_zero": explained(self.moments, layer, about="zero")}
         try:
             return r2 | similarity_at_joint(self.moments, layer, INDICES, of_b=self._scatter_b)
         except ValueError:  # a map to a single point, as from a strong l1, has no similarity to B
@@ -526,32 +522,31 @@ class JointTrainer:
 
 
 def _by_user(loss: UserLoss, outputs: Tensor, cache: ActivationCache, index: Tensor) -> Tensor:
-    """(K,) the user's own loss of each joint's answers."""
+    """(K,): the user's loss of each joint's answers."""
     batches = [cache.inputs(row) for row in index]
-    values = [loss(own, batches[k if len(batches) > 1 else 0]) for k, own in enumerate(outputs)]
+    values = [loss(answers, batches[k if len(batches) > 1 else 0]) for k, answers in enumerate(outputs)]
     for value in values:
         if not isinstance(value, Tensor) or value.ndim or (torch.is_grad_enabled() and not value.requires_grad):
             got = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(
-                f"loss(outputs, batch) must return a single number made from the outputs {tuple(outputs.shape[1:])}"
-                f" as a tensor without dimensions, got {got}"
+                f"loss(outputs, batch) must return a single number computed from the outputs "
+                f"{tuple(outputs.shape[1:])}, as a tensor without dimensions, got {got}"
             )
     return torch.stack(values)
 
 
 def cka_of_rows(x: Tensor, y: Tensor) -> Tensor:
-    """(J,) linear CKA of rows x (J, n, p) and y (1 or J, n, q), in float32 at least; differentiable."""
+    """(J,): linear CKA of rows x (J, n, p) and y (1 or J, n, q), in float32 at least; differentiable."""
     with torch.autocast(x.device.type, enabled=False):
         # Divided by their size, which CKA ignores: fourth powers of large activations overflow.
         sizes = [centred_rows(rows.detach()).square().sum((1, 2), keepdim=True).sqrt() for rows in (x, y)]
         x, y = (widened(rows) / size for rows, size in zip((x, y), sizes, strict=True))
         if x.shape[1] < max(x.shape[2], y.shape[2]):
-            of_x, of_y = centred_grams(x), centred_grams(y)
-            xx, yy, xy = (part.sum((1, 2)) for part in (of_x.square(), of_y.square(), of_x * of_y))
+            k, l = centred_grams(x), centred_grams(y)
+            xx, yy, xy = (product.sum((1, 2)) for product in (k.square(), l.square(), k * l))
         else:
             x, y = centred_rows(x), centred_rows(y)
-            pairs = (x, x), (y, y), (x, y)
-            xx, yy, xy = ((one.transpose(1, 2) @ other).square().sum((1, 2)) for one, other in pairs)
+            xx, yy, xy = ((u.transpose(1, 2) @ v).square().sum((1, 2)) for u, v in ((x, x), (y, y), (x, y)))
         return linear_cka(Alignment(xx, yy, xy))
 
 

@@ -1,4 +1,4 @@
-"""Last layers: finding them, their inputs, and fitting them again for many networks at once."""
+"""Last layers: find them, compute their inputs, and fit them again for many networks at once."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..capture.restore import evaluating
+from ..checks import nearest
 from .many_networks import orders
 from .recipe import Prepare, Recipe, floats
 
@@ -19,13 +20,13 @@ RECIPE = Recipe(epochs=100, batch=50, rate=1e-3)
 
 def find_head(model: nn.Module, name: str | None = None) -> str:
     """The name of the last linear layer, or `name` if that is a linear layer."""
-    linear = [each for each, module in model.named_modules() if isinstance(module, nn.Linear)]
+    linear = [layer for layer, module in model.named_modules() if isinstance(module, nn.Linear)]
     if not linear:
-        raise ValueError("the model has no linear layer to be its head: head= names the one that answers")
+        raise ValueError("the model has no linear layer to be its head: head= names its last layer")
     if name is None:
         return linear[-1]
     if name not in linear:
-        raise ValueError(f"no linear layer is called {name!r}; there are {', '.join(linear)}")
+        raise ValueError(f"no linear layer is called {name!r}{nearest(name, linear)}")
     return name
 
 
@@ -35,11 +36,11 @@ def features(
 ) -> Tensor:
     """The inputs of the last layer, (images, features), with the model in evaluation mode."""
     name = find_head(model, head)
-    seen: list[Tensor] = []
+    inputs: list[Tensor] = []
     answers: list[Tensor] = []
 
     def keep(module: nn.Module, args: tuple[Any, ...], answer: Tensor) -> None:
-        seen.append(args[0].detach())
+        inputs.append(args[0].detach())
         answers.append(answer)
 
     handle = model.get_submodule(name).register_forward_hook(keep)
@@ -55,8 +56,8 @@ def features(
     finally:
         handle.remove()
     if len(answers) != len(parts):
-        raise ValueError(f"{name!r} was called {len(answers)} times, not once per batch")
-    return torch.cat(seen)
+        raise ValueError(f"{name!r} was called {len(answers)} times in {len(parts)} batches, not once in each")
+    return torch.cat(inputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,10 +81,10 @@ def refit_head(
     start: Heads | None = None,
     seed: int | Sequence[int] = 0,
 ) -> Heads:
-    """Fit a linear layer by cross-entropy to each of many sets of features, each as if it were alone.
+    """Fit a linear layer by cross-entropy to each of many sets of features, each as if alone.
 
-    features (heads, rows, features) with labels (heads, rows), or (rows,) where all have the same. Heads start from
-    zero, or from `start`. All see the rows in one order, which comes from `seed`, or each in its own, from one of many.
+    features (heads, rows, features) with labels (heads, rows), or (rows,) for all. Heads start from zero, or from
+    `start`. `seed` gives the order of the rows: one for all heads, or a list with one for each.
     """
     recipe.refuse("refit_head", "clip", "average", "attack", "augment", "prepare", "mixed", "compiled")
     if features.ndim != 3 or labels.shape not in (features.shape[:2], features.shape[1:2]):
@@ -101,11 +102,11 @@ def refit_head(
     stepper = recipe.make_optimiser([heads.weight, heads.bias])
     plan = recipe.make_schedule(stepper, recipe.steps(rows))
     seeds = [seed] if isinstance(seed, int) else list(seed)
-    each = torch.arange(count, device=features.device)[:, None]
+    head = torch.arange(count, device=features.device)[:, None]
     for index in orders(seeds, rows, recipe.epochs, recipe.batch, features.device):  # (1 or heads, batch)
-        logits = heads(features[each, index])
-        # The sum over heads: none sees the others.
-        right = labels[each, index].flatten()
+        logits = heads(features[head, index])
+        # The sum over heads, so that none depends on the others.
+        right = labels[head, index].flatten()
         loss = functional.cross_entropy(logits.flatten(0, 1), right, reduction="sum") / index.shape[1]
         stepper.zero_grad()
         loss.backward()

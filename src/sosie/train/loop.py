@@ -1,4 +1,4 @@
-"""A short loop that trains an image classifier on data held in memory, on the device where they are."""
+"""A short loop that trains an image classifier on data held in memory, on the device of the data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from ..checks import whole_number
+from ..checks import listed, whole_number
 from ..data.draws import derived
 from ..files import DamagedFile, check_writable, read_nested, write_nested
 from ..progress import track
@@ -43,13 +43,13 @@ def fit(
 ) -> nn.Module:
     """Train the parameters that require gradients by a recipe; `seed` decides the order and augmentation of the images.
 
-    Images are floating point as the model takes them, or uint8, which become [0, 1] batch by batch. Model and images
-    are on one device. `penalty()` is called after each forward and added to the loss. `masks`: `Masks`, or a `Regrow`
-    that moves them, which the steps respect.
+    Images are floating point as the model takes them, or uint8, which are divided by 255 batch by batch. Model and
+    images are on one device. `penalty()` is called after each forward and added to the loss. `masks`: `Masks` to keep
+    during training, or a `Regrow` that changes them.
 
     `after_epoch` is called with 0 before training and with each epoch's number after it; it may put the model into
-    any mode, and must not change its weights. `checkpoint`: a .safetensors file, written after the last epoch and every
-    `save_every`; if it exists already, training resumes from it. A loss that is NaN or infinite ends the training.
+    any mode, and must not change its weights. `checkpoint`: a .safetensors file, written every `save_every` epochs and
+    after the last; if it exists, training resumes from it. A loss that is NaN or infinite ends the training.
     """
     check_data(images, labels)
     check_types(model, images, recipe)
@@ -57,9 +57,9 @@ def fit(
     an_epoch = recipe.steps(len(images))
     training = Training(model, recipe.padded(images), labels, recipe, seed=seed, penalty=penalty, masks=masks)
     plan = recipe.make_schedule(training.stepper, an_epoch)
-    live = averaged = None
+    live = _floating_point(model)  # in the memory layout that Training sets
+    averaged: AveragedModel | None = None
     if recipe.average is not None:
-        live = _floating_point(model)  # as Training lays the weights out
         averaged = AveragedModel(live, multi_avg_fn=get_ema_multi_avg_fn(recipe.average), use_buffers=True)
 
     def notify(epoch: int) -> None:
@@ -79,13 +79,13 @@ def fit(
         if not first:
             notify(0)
         elif callable(resume := getattr(getattr(after_epoch, "__self__", None), "resume", None)):
-            resume(first)  # a recorder may have written epochs that are now trained again
+            resume(first)  # a recorder may have recorded epochs that are now trained again
         batches = shuffled(len(images), range(first, recipe.epochs), recipe.batch, seed, images.device, recipe.augment)
         tracked = track(batches, task, (recipe.epochs - first) * an_epoch, "steps")
         for step, (index, draws) in enumerate(tracked, first * an_epoch + 1):
             training.step(index, draws)
             plan.step()
-            if live is not None and averaged is not None:
+            if averaged is not None:
                 averaged.update_parameters(live)
             epoch, rest = divmod(step, an_epoch)
             if step % LOOKS == 0 or not rest:
@@ -94,13 +94,13 @@ def fit(
                 notify(epoch)
                 if saved is not None and (epoch % save_every == 0 or epoch == recipe.epochs):
                     saved.save(epoch)
-    if live is not None and averaged is not None:
+    if averaged is not None:
         _put_back(model, live, averaged, masked=masks is not None)
     return model.eval()
 
 
 def epoch_orders(count: int, seed: int) -> Iterator[Tensor]:
-    """The order of so many images in each epoch; drawn on the CPU, so that it is the same on every device."""
+    """The order of `count` images in each epoch, drawn on the CPU so that it is the same on every device."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         yield torch.randperm(count, generator=generator)
@@ -109,7 +109,7 @@ def epoch_orders(count: int, seed: int) -> Iterator[Tensor]:
 def shuffled(
     count: int, epochs: range, batch: int, seed: int, device: torch.device, augment: Augment | None = None
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """The indices of the images of each batch, every epoch in a new order, and the draws of their augmentation."""
+    """The indices of the images of each batch, in a new order every epoch, and the draws for their augmentation."""
     for epoch, order in zip(range(epochs.stop), epoch_orders(count, seed), strict=False):
         if epoch < epochs.start:
             continue
@@ -121,9 +121,9 @@ def shuffled(
 
 
 def _floating_point(model: nn.Module) -> nn.Module:
-    """A module of the model's parameters and running statistics, in the same memory; counts and masks are left out.
+    """A module of the model's parameters and running statistics, in the same memory, without counts and masks.
 
-    The average is a copy of it, and so has none of the model's hooks.
+    Its copy, the average, has none of the model's hooks.
     """
     numbers = nn.Module()
     for k, number in enumerate([*model.parameters(), *model.buffers()]):
@@ -134,7 +134,7 @@ def _floating_point(model: nn.Module) -> nn.Module:
 
 @torch.no_grad()
 def _put_back(model: nn.Module, live: nn.Module, averaged: AveragedModel, *, masked: bool) -> None:
-    """Write the average into the model; `masked`: a weight that is masked now becomes 0, even if it once was not."""
+    """Write the average into the model; with `masked`, weights that are masked at the end become 0."""
     for number, average in zip(live.buffers(), averaged.module.buffers(), strict=True):
         number.copy_(average)
     for module in model.modules() if masked else ():
@@ -147,7 +147,7 @@ def _put_back(model: nn.Module, live: nn.Module, averaged: AveragedModel, *, mas
 def accuracy(
     model: nn.Module, images: Tensor, labels: Tensor, *, batch: int = 500, prepare: Prepare | None = None
 ) -> float:
-    """The share of images whose largest output is their label."""
+    """The share of images for which the largest output is that of their label."""
     right = sum(
         int((model(floats(x, prepare)).argmax(1) == y).sum())
         for x, y in zip(images.split(batch), labels.split(batch), strict=True)
@@ -159,10 +159,10 @@ def accuracy(
 
 
 class Training(AbstractContextManager["Training"]):
-    """A model, its optimiser and the images it learns: `with Training(…) as training: training.step(index, draws)`.
+    """A model, its optimiser and its images: `with Training(…) as training: training.step(index, draws)`.
 
     `images` are padded (`recipe.padded`). Apart from the penalty, nothing in a step waits for the device, draws random
-    numbers (an attack does both) or depends on the step's number. `stepper`: an optimiser in place of the recipe's; the
+    numbers (an attack does both) or depends on the step's number. `stepper`: an optimiser instead of the recipe's; the
     caller steps the schedule (`recipe.make_schedule`). Gradients are clipped after they are masked.
     """
 
@@ -180,7 +180,9 @@ class Training(AbstractContextManager["Training"]):
     ) -> None:
         check_data(images, labels)
         if masks is not None and not hasattr(masks, "hold"):
-            raise TypeError(f"masks={masks!r}: the masks themselves, such as random_masks(model, 0.9), or a Regrow")
+            raise TypeError(
+                f"masks={masks!r}: give the masks themselves, such as random_masks(model, 0.9), or a Regrow"
+            )
         if recipe.mixed:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model, self.images, self.labels, self.recipe = model, images, labels, recipe
@@ -197,7 +199,7 @@ class Training(AbstractContextManager["Training"]):
         if self.masks is not None:
             self._held.enter_context(self.masks.hold(self.stepper))
         if self.recipe.clip is not None:
-            # After the hook of the masks: masked gradients should not count.
+            # After the hook of the masks: clipping must not count masked gradients.
             self._held.callback(self.stepper.register_step_pre_hook(self._shorten).remove)
         return self
 
@@ -205,19 +207,19 @@ class Training(AbstractContextManager["Training"]):
         self._held.close()
 
     def step(self, index: Tensor, draws: Tensor | None = None) -> Tensor:
-        """Learn from the images of these indices, augmented as drawn; returns the loss, detached."""
+        """Train on the images of these indices, augmented by the draws; returns the loss, detached."""
         return self.learn(self.batch(index, draws), self.labels[index], index)
 
     def batch(self, index: Tensor, draws: Tensor | None = None) -> Tensor:
-        """The images of these indices, augmented as drawn."""
+        """The images of these indices, augmented by the draws."""
         if self.recipe.augment is None:
             return self.images[index]
         if draws is None:
-            raise ValueError("the recipe augments images, so a step needs draws: augment.draws gives an epoch's")
+            raise ValueError("the recipe augments images, so a step needs draws: augment.draws makes those of an epoch")
         return self.recipe.augment(self.images, index, draws)
 
     def learn(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
-        """One step on these images, as `batch` gives them."""
+        """Take one step on these images, as `batch` returns them."""
         with self.recipe.precision(x.device):
             if self._attack is not None:
                 x = self._attacked(x, y, index)
@@ -234,15 +236,15 @@ class Training(AbstractContextManager["Training"]):
         return loss
 
     def look(self, an_epoch: int) -> None:
-        """Raise if a loss was NaN or infinite; this waits for the device."""
+        """Raise if a loss was NaN or infinite. Waits for the device."""
         if bad := int(self.failed):
             raise ValueError(
                 f"the loss of step {bad} (epoch {-(-bad // an_epoch)}) is NaN or infinite: look for such values "
-                "in the images, else take a lower rate or a smaller penalty"
+                "in the images, or take a lower rate or a smaller penalty"
             )
 
     def state_dict(self) -> dict[str, int]:
-        """The attacks so far: random starts depend on their number and the seed alone."""
+        """The number of attacks so far: random starts depend on it and the seed alone."""
         return {"steps": self._attacks}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
@@ -253,7 +255,7 @@ class Training(AbstractContextManager["Training"]):
         seed = derived(self._seed, self._attacks)
         self._attacks += 1
         training = self.model.training
-        self.model.eval()  # a training batch-norm would learn from the steps of the attack
+        self.model.eval()  # batch norms must not learn from the attack's steps
         try:
             prepare = self.recipe.prepare
             return self._attack(lambda z: self.model(floats(z, prepare)), floats(x), y, seed=seed, index=index)
@@ -268,8 +270,8 @@ class Training(AbstractContextManager["Training"]):
 class TrainingFile:
     """The checkpoint of one training: `load()` returns the epoch to resume from, `save(epoch)` writes the file.
 
-    It holds everything the next step depends on: all parameters and buffers (masks among them), the `state_dict` of
-    each of the `parts` that has one (optimiser, schedule, penalty …), and torch's random state (for dropout). The
+    It holds everything that the next step depends on: all parameters and buffers (masks among them), the `state_dict`
+    of each of the `parts` that has one (optimiser, schedule, penalty …), and torch's random state (for dropout). The
     `settings` must be those of the file.
     """
 
@@ -278,11 +280,11 @@ class TrainingFile:
     ) -> None:
         self.path = Path(path)
         check_writable(self.path)
-        # Each parameter and buffer once, also those that a state dict leaves out.
+        # Each parameter and buffer once, including those that a state dict leaves out.
         self._numbers = dict([*model.named_parameters(), *model.named_buffers()])
         self._device = next(iter(self._numbers.values())).device
         self._parts = {name: part for name, part in parts.items() if hasattr(part, "load_state_dict")}
-        shapes = {name: f"{each.dtype} {tuple(each.shape)}" for name, each in self._numbers.items()}
+        shapes = {name: f"{number.dtype} {tuple(number.shape)}" for name, number in self._numbers.items()}
         learnt = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
         about = {"model": shapes, "trained": learnt, "with a state": sorted(self._parts), **settings}
         self._about: dict[str, Any] = json.loads(json.dumps(about))
@@ -292,21 +294,20 @@ class TrainingFile:
         if self._device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self._device)
         past = {name: part.state_dict() for name, part in self._parts.items()}
-        whole = {"epoch": epoch, "model": self._numbers, "random": random, **past}
-        write_nested(self.path, KIND, VERSION, self._about, whole)
+        content = {"epoch": epoch, "model": self._numbers, "random": random, **past}
+        write_nested(self.path, KIND, VERSION, self._about, content)
 
     @torch.no_grad()
     def load(self) -> int:
-        """The epochs done, 0 where there is no file; restores the model, the parts and the random state."""
+        """Restore the model, the parts and the random state; returns the epochs done, 0 if there is no file."""
         if not self.path.exists():
             return 0
         about, state = read_nested(self.path, KIND, VERSION)
         names = {**about, **self._about}
-        if other := [line for name in names for line in _differences(name, about.get(name), self._about.get(name))]:
-            more = f"; and {len(other) - 5} more" if len(other) > 5 else ""
+        if lines := [line for name in names for line in _differences(name, about.get(name), self._about.get(name))]:
             raise ValueError(
-                f"{self.path} is the checkpoint of another training: {'; '.join(other[:5])}{more}. Name another "
-                "file, or give what it was begun with"
+                f"{self.path} is the checkpoint of another training: {listed(lines, separator='; ')}. Name another "
+                "file, or use the same settings"
             )
         try:
             for name, number in self._numbers.items():
@@ -324,7 +325,7 @@ class TrainingFile:
 def _settings(
     recipe: Recipe, seed: int, images: Tensor, labels: Tensor, penalty: object, masks: object
 ) -> dict[str, Any]:
-    """The settings of a training, under the names by which checkpoints keep them."""
+    """The settings of a training, under the names that checkpoints give them."""
     options = {field.name: getattr(recipe, field.name) for field in fields(recipe)}
     return {
         **options,
@@ -341,7 +342,7 @@ def _settings(
 
 
 def _named(thing: Any) -> Any:
-    """The name of an object that shapes the training, with its settings where it has some."""
+    """The name of an object that affects the training, with its settings if it has some."""
     if thing is None:
         return None
     if hasattr(thing, "settings"):
@@ -355,16 +356,16 @@ def _digest(tensor: Tensor) -> str:
     return f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(content).hexdigest()[:16]}"
 
 
-def _differences(name: str, there: Any, here: Any) -> list[str]:
-    if there == here:
+def _differences(name: str, before: Any, now: Any) -> list[str]:
+    if before == now:
         return []
-    if isinstance(there, dict) and isinstance(here, dict):
-        names = {**there, **here}
-        return [line for key in names for line in _differences(f"{name} {key}", there.get(key), here.get(key))]
-    return [f"{name} is {_setting_text(there)} in the file and {_setting_text(here)} now"]
+    if isinstance(before, dict) and isinstance(now, dict):
+        names = {**before, **now}
+        return [line for key in names for line in _differences(f"{name} {key}", before.get(key), now.get(key))]
+    return [f"{name} is {_setting_text(before)} in the file and {_setting_text(now)} now"]
 
 
 def _setting_text(value: Any) -> str:
     if isinstance(value, dict) and "kind" in value:
-        return f"{value['kind']}({', '.join(f'{name}={each!r}' for name, each in value.items() if name != 'kind')})"
-    return "not there" if value is None else str(value)
+        return f"{value['kind']}({', '.join(f'{name}={item!r}' for name, item in value.items() if name != 'kind')})"
+    return "not set" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""Many networks trained at once, each as if it were alone: stacked into one function, or side by side on one GPU."""
+"""Many networks trained at once, each as if alone: stacked into one function, or side by side on one GPU."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ State = dict[str, Tensor]
 
 
 class Stack:
-    """Networks that are trained, and answer, all at once, each on inputs of its own.
+    """Networks that are trained, and answer, all at once, each on its own inputs.
 
-    A convolution becomes one with as many groups as there are networks, a linear layer a batched product; what all
-    networks have in common (`shared`) is neither copied nor trained, and such a layer sees one large batch.
+    A convolution becomes one with as many groups as there are networks, a linear layer a batched product. What all
+    networks share (`shared`) is neither copied nor trained, and such a layer sees one large batch.
 
-    Made from the networks' `own` parameters and buffers (networks, …) and the `shared` ones; none is changed.
+    A stack is made of the networks' `own` parameters and buffers (networks, …) and the `shared` ones; none is changed.
     `template`: a network on the device "meta" (`without_numbers`). `count`: the number of networks, needed if `own` is
     empty. `trains`: the names of what is trained, shared or not (None: all that requires gradients in the template).
-    Buffers are each network's own: batch norm writes to them. `mixed` computes in bfloat16; the trained parameters keep
-    their type. `draws`: networks may draw random numbers (dropout), each its own.
+    Each network has its own buffers, since batch norm writes to them. `mixed` computes in bfloat16; the trained
+    parameters keep their type. `draws`: networks may draw random numbers (dropout), each its own.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Stack:
             stacked = own[name] if name in own else shared[name].expand(networks, *shared[name].shape)
             return stacked.detach().clone(memory_format=torch.contiguous_format)
 
-        # What is trained, and what is held (other parameters, and buffers), are (networks, …); shared: one for all.
+        # Trained and held tensors (other parameters, and buffers) are (networks, …); shared ones are one for all.
         names = [name for name, _ in template.named_parameters()]
         self.trained: State = {name: copied(name).requires_grad_() for name in names if name in wanted}
         rest = [name for name in names if name not in wanted]
@@ -85,7 +85,7 @@ class Stack:
             )
             x = x.to(torch.bfloat16)
         answer = vmap(
-            lambda t, h, s, own: functional_call(self.template, {**t, **h, **s}, (own,)),
+            lambda t, h, s, inputs: functional_call(self.template, {**t, **h, **s}, (inputs,)),
             in_dims=(0, 0, None, 0),
             randomness="different" if self.draws else "error",
         )
@@ -100,21 +100,21 @@ class Stack:
     def learn(
         self, x: Tensor, y: Tensor, stepper: torch.optim.Optimizer, pull: tuple[float, State] | None = None
     ) -> None:
-        """One step of every network on its own batch (networks, batch, …) with labels (networks, batch).
+        """Take one step with every network on its own batch (networks, batch, …) with labels (networks, batch).
 
-        `pull`: a weight w and a state θ₀, (networks, …) or one for all, that adds w/2 ‖θ − θ₀‖² to each loss.
+        `pull`: a weight w and a state θ₀, (networks, …) or one for all, which add w/2 ‖θ − θ₀‖² to each loss.
         """
         loss = functional.cross_entropy(self(x).flatten(0, 1), y.flatten(), reduction="sum") / y.shape[1]
         stepper.zero_grad()
         loss.backward()
         if pull is not None:
-            # The gradient of the square, added by hand: autograd would keep a difference for every parameter.
-            weight, towards = pull
-            pulled = [(p, p.grad, towards[name]) for name, p in self.trained.items() if p.grad is not None]
+            # The gradient of the square, added here: autograd would keep a difference for every parameter.
+            weight, target = pull
+            pulled = [(p, p.grad, target[name]) for name, p in self.trained.items() if p.grad is not None]
             if pulled:
-                here, gradients, there = (list(part) for part in zip(*pulled, strict=True))
+                parameters, gradients, targets = (list(part) for part in zip(*pulled, strict=True))
                 with torch.no_grad():
-                    torch._foreach_add_(gradients, torch._foreach_sub(here, there), alpha=weight)
+                    torch._foreach_add_(gradients, torch._foreach_sub(parameters, targets), alpha=weight)
         stepper.step()
 
     @torch.no_grad()
@@ -133,7 +133,7 @@ class Stack:
             self.template.train()
 
     def state(self) -> State:
-        """Every network's own parameters and buffers, (networks, …), without those they share."""
+        """The networks' own parameters and buffers, (networks, …), without those they share."""
         return {name: stacked.detach() for name, stacked in {**self.trained, **self.held}.items()}
 
 
@@ -154,16 +154,16 @@ def state_of(model: nn.Module) -> State:
 
 
 def network(template: nn.Module, state: Mapping[str, Tensor], k: int) -> nn.Module:
-    """Network k of a stacked state as a module of its own, in evaluation mode; `template` holds numbers."""
+    """Network k of a stacked state as a module, in evaluation mode; `template` is a network with numbers."""
     model = copy.deepcopy(template)
     with torch.no_grad():
-        for name, own in state_of(model).items():
-            own.copy_(state[name][k])
+        for name, tensor in state_of(model).items():
+            tensor.copy_(state[name][k])
     return model.eval()
 
 
 def orders(seeds: Sequence[int], count: int, epochs: int, batch: int, device: torch.device) -> Iterator[Tensor]:
-    """The indices of the images of each step, (networks, batch): for each network those of `fit` with its seed."""
+    """The indices of the images of each step, (networks, batch), for each network those of `fit` with its seed."""
     each = [epoch_orders(count, seed) for seed in seeds]
     for _ in range(epochs):
         yield from torch.stack([next(order) for order in each]).to(device).split(batch, dim=1)
@@ -171,14 +171,14 @@ def orders(seeds: Sequence[int], count: int, epochs: int, batch: int, device: to
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw from a seed (first weights, dropout), and leave the global generators as found."""
+    """Seed random draws (first weights, dropout), and leave the global generators as found."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
 
 
 def build(make: Callable[[], nn.Module], seed: int, device: torch.device) -> nn.Module:
-    """`make()` under a global seed; the global generators are left as found."""
+    """Call `make()` under a global seed; the global generators are left as found."""
     with seeded(seed, device):
         return make().to(device)
 
@@ -199,19 +199,19 @@ class Checkpoint:
         return len(self.seeds)
 
     def model(self, k: int) -> nn.Module:
-        """Network k as a module of its own, in evaluation mode."""
+        """Network k as a module, in evaluation mode."""
         return network(self.template, self.state, k)
 
     def models(self) -> list[nn.Module]:
         return [self.model(k) for k in range(len(self))]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The answers (networks, n, …) of every network to its own inputs (networks, n, …)."""
-        return vmap(lambda state, own: functional_call(self.template, state, (own,)))(self.state, x)
+        """The answers (networks, n, …) of the networks to inputs (networks, n, …) of their own."""
+        return vmap(lambda state, inputs: functional_call(self.template, state, (inputs,)))(self.state, x)
 
     @torch.no_grad()
     def outputs(self, images: Tensor, *, batch: int = 1000) -> Tensor:
-        """The answers (networks, n, …) of every network to the same images."""
+        """The answers (networks, n, …) of the networks to the same images."""
         answer = vmap(lambda state, x: functional_call(self.template, state, (x,)), in_dims=(0, None))
         return torch.cat([answer(self.state, floats(part)) for part in images.split(batch)], dim=1)
 
@@ -230,23 +230,23 @@ def fit_together(
 ) -> list[Checkpoint]:
     """Train `count` networks at once, each with its own order of the images; returns checkpoints of the epochs `keep`.
 
-    Network k is `make()` under the global seed seeds[k] (0, 1, 2 … if None) and is trained as `fit` with that seed
-    trains it, up to rounding; an attack is made against each network at every step. `keep`: None keeps the last epoch;
-    0 is before training. Images are floats as the networks take them, or uint8, which become [0, 1]; training runs on
-    their device, with `at_once` networks in one call (None: all, on a CPU 20, which fit its caches), which does not
-    change the result. Networks that draw random numbers themselves (dropout) are refused.
+    Network k is `make()` under the global seed seeds[k] (0, 1, 2 … if None), trained as by `fit` with that seed, up to
+    rounding; an attack is made against each network at every step. `keep`: None keeps the last epoch; 0 is before
+    training. Images are floats as the networks take them, or uint8, which are divided by 255; training runs on their
+    device. `at_once` networks train in one call (None: all, on a CPU 20, which fit its caches); the result does not
+    depend on it. Networks that draw random numbers (dropout) raise.
     """
     recipe.refuse("fit_together", "clip", "average", "augment", "mixed", "compiled")
     check_data(images, labels)
     kept = {recipe.epochs} if keep is None else set(keep)
     if wrong := sorted(epoch for epoch in kept if not 0 <= epoch <= recipe.epochs):
         raise ValueError(f"keep names epoch {wrong[0]}, but there are epochs 0 (before training) to {recipe.epochs}")
-    own_seeds = tuple(range(count)) if seeds is None else tuple(seeds)
-    if len(own_seeds) != count or count < 1:
-        raise ValueError(f"need one seed per network: {count} networks, {len(own_seeds)} seeds")
+    every_seed = tuple(range(count)) if seeds is None else tuple(seeds)
+    if len(every_seed) != count or count < 1:
+        raise ValueError(f"need one seed per network: {count} networks, {len(every_seed)} seeds")
     attack, device = recipe.opened_attack(), images.device
     size = at_once or (GROUP if device.type == "cpu" else count)
-    groups = [own_seeds[start : start + size] for start in range(0, count, size)]
+    groups = [every_seed[start : start + size] for start in range(0, count, size)]
     an_epoch = recipe.steps(len(images))
     reached: dict[int, list[State]] = {epoch: [] for epoch in sorted(kept)}
     with Progress(task, recipe.epochs * an_epoch * len(groups), "steps") as bar:
@@ -272,15 +272,15 @@ def fit_together(
                 bar.advance()
     template = models[0].eval()
     return [
-        Checkpoint(epoch, own_seeds, {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, template)
+        Checkpoint(epoch, every_seed, {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, template)
         for epoch, parts in reached.items()
     ]
 
 
 # Networks of any architecture on one GPU: their steps are recorded as CUDA graphs and replayed side by side
 
-Kind = tuple[int, bool]  # how many images a step takes, and whether the penalty is due
-AHEAD = 50  # steps whose images are made at once: random crops of so many cost hardly more than those of one batch
+Kind = tuple[int, bool]  # the number of images of a step, and whether the penalty is due
+AHEAD = 50  # steps whose images are made at once: random crops of so many hardly cost more than those of one batch
 WARM = 2  # steps before a recording: libraries choose algorithms and make their workspaces
 LOOKS = 5  # epochs between looks at the losses: each look waits for the GPU
 
@@ -289,8 +289,8 @@ class StepGraphs:
     """The steps of one network as CUDA graphs: replaying one launches hundreds of kernels in a single call.
 
     Everything that changes from step to step is in tensors that the step itself advances: the place among the prepared
-    images, and the rate, read from a table. Each kind of step (the short last batch, with or without the penalty) is a
-    graph of its own.
+    images, and the rate, read from a table. Each kind of step (the short last batch, with or without the penalty) has
+    its own graph.
     """
 
     def __init__(self, training: Training, rates: Tensor, seed: int) -> None:
@@ -327,7 +327,7 @@ class StepGraphs:
                 self._rewind()
                 graph = torch.cuda.CUDAGraph()
                 torch.cuda.synchronize()
-                # One pool for all graphs of a network: they never run at the same time.
+                # One pool for all graphs of a network, which never run at the same time.
                 pool = next(iter(self._graphs.values())).pool() if self._graphs else None
                 with torch.cuda.graph(graph, pool=pool, stream=self._stream):
                     self._step(kind)
@@ -361,7 +361,7 @@ class StepGraphs:
         for state in self.training.stepper.state.values():
             for value in state.values():
                 if isinstance(value, Tensor):
-                    value.zero_()  # what every optimiser here starts from
+                    value.zero_()  # where every optimiser here starts
         self._rewind()
         self.training.failed.zero_()
         if isinstance(self.penalty, Attached):
@@ -384,9 +384,9 @@ class StepGraphs:
         kind = (self._sizes[in_epoch], due)
         with torch.cuda.stream(self._stream):
             if in_epoch % AHEAD == 0:  # prepare the images of the next steps
-                some = slice(in_epoch * self._batch, (in_epoch + AHEAD) * self._batch)
-                index = self._order[some]
-                self._x[: len(index)] = self.training.batch(index, self._draws[some])
+                ahead = slice(in_epoch * self._batch, (in_epoch + AHEAD) * self._batch)
+                index = self._order[ahead]
+                self._x[: len(index)] = self.training.batch(index, self._draws[ahead])
                 self._y[: len(index)] = self.training.labels[index]
                 self._place.zero_()
             if kind in self._graphs:
@@ -420,24 +420,24 @@ def fit_side_by_side(
     after_epoch: Callable[[int, int], None] | None = None,
     task: str = "training side by side",
 ) -> list[nn.Module]:
-    """Train every model as `fit` with its seed trains it, up to rounding; architectures may differ.
+    """Train every model as `fit` with its seed does, up to rounding; architectures may differ.
 
     A small network leaves most of a GPU idle, waiting for the next kernel to be launched. Here the whole step of each
-    network (images, passes, penalty, optimiser, rate) is recorded once as a CUDA graph, and the graphs of
-    `at_once` networks run on streams of their own: on an H200 ten ResNet-20s at batch 128 take as long as `fit` takes
-    for one. On a CPU they train one after the other.
+    network (images, passes, penalty, optimiser, rate) is recorded once as a CUDA graph, and the graphs of `at_once`
+    networks run on separate streams: on an H200 ten ResNet-20s at batch 128 take as long as `fit` takes for one. On a
+    CPU they train one after the other.
 
-    `penalties` and `masks`: one for each model, or None. Penalties are attached by the caller (inside their `with`
-    blocks). Masks stay as they are: what moves them (`Regrow`) decides on the host, so use `fit`. A penalty whose
-    measure decomposes matrices (`mean_cca`) cannot be recorded: its due steps run as they are, slowly.
-    `after_epoch(k, epoch)` is called for each network after each of its epochs.
+    `penalties` and `masks`: one for each model, or None. The caller attaches the penalties (call this inside their
+    `with` blocks). Masks do not change: `Regrow` decides on the host, so use `fit`. A penalty whose measure decomposes
+    matrices (`mean_cca`) cannot be recorded: its due steps run unrecorded, slowly. `after_epoch(k, epoch)` is called
+    for each network after each of its epochs.
     """
     count = len(models)
-    own_penalties, own_masks = _one_each(penalties, count, "penalties"), _one_each(masks, count, "masks")
+    each_penalty, each_mask = _one_each(penalties, count, "penalties"), _one_each(masks, count, "masks")
     if len(seeds) != count or not count:
         raise ValueError(f"need one seed per model: {count} models, {len(seeds)} seeds")
     _check_apart(models)
-    whole_number(at_once, "at_once", least=1, why="how many networks train at a time")
+    whole_number(at_once, "at_once", least=1, why="the number of networks that train at the same time")
     check_data(images, labels)
     recipe.refuse("fit_side_by_side", "average", "attack", "compiled")
 
@@ -449,7 +449,7 @@ def fit_side_by_side(
     if images.device.type != "cuda":
         for k, model in enumerate(models):
             fit(
-                model, images, labels, recipe=recipe, seed=seeds[k], penalty=own_penalties[k], masks=own_masks[k],
+                model, images, labels, recipe=recipe, seed=seeds[k], penalty=each_penalty[k], masks=each_mask[k],
                 after_epoch=functools.partial(notify, k), task=f"{task}, {k + 1} of {count}",
             )  # fmt: skip
         return list(models)
@@ -462,45 +462,45 @@ def fit_side_by_side(
             group: dict[int, StepGraphs] = {}
             for k in range(start, min(start + at_once, count)):
                 stepper = recipe.make_optimiser(trainable(models[k]), fused=True, capturable=True)
-                given: dict[str, Any] = {"stepper": stepper, "penalty": own_penalties[k], "masks": own_masks[k]}
-                group[k] = StepGraphs(Training(models[k], padded, labels, recipe, **given), rates, seeds[k])
-            for k, each in group.items():
+                options: dict[str, Any] = {"stepper": stepper, "penalty": each_penalty[k], "masks": each_mask[k]}
+                group[k] = StepGraphs(Training(models[k], padded, labels, recipe, **options), rates, seeds[k])
+            for k, graphs in group.items():
                 notify(k, 0)
-                each.record()
+                graphs.record()
             for epoch in range(1, recipe.epochs + 1):
-                for each in group.values():
-                    each.shuffle(epoch - 1)
+                for graphs in group.values():
+                    graphs.shuffle(epoch - 1)
                 for step in range(an_epoch):
-                    for each in group.values():
-                        each.replay((epoch - 1) * an_epoch + step, step)
+                    for graphs in group.values():
+                        graphs.replay((epoch - 1) * an_epoch + step, step)
                 if after_epoch is not None or epoch % LOOKS == 0 or epoch == recipe.epochs:
-                    for k, each in group.items():
-                        each.look(k, an_epoch)
+                    for k, graphs in group.items():
+                        graphs.look(k, an_epoch)
                         notify(k, epoch)
                 bar.advance()
-            for each in group.values():
-                each.training.stepper.zero_grad()  # gradients would hold on to the memory of the graphs
+            for graphs in group.values():
+                graphs.training.stepper.zero_grad()  # gradients would hold on to the memory of the graphs
     return [model.eval() for model in models]
 
 
 def _check_apart(models: Sequence[nn.Module]) -> None:
-    """Raise for networks that share a part, which each would train at the same time."""
+    """Raise if networks that train at the same time share a parameter or buffer."""
     owner: dict[int, int] = {}
     for k, model in enumerate(models):
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if owner.setdefault(id(tensor), k) != k:
                 raise ValueError(
-                    f"networks {owner[id(tensor)]} and {k} share {name!r}: those trained side by side have nothing in "
-                    "common; copy.deepcopy makes a part their own"
+                    f"networks {owner[id(tensor)]} and {k} share {name!r}, which both would train at the same time: "
+                    "make copies with copy.deepcopy"
                 )
 
 
-def _one_each(given: Sequence[Any] | None, count: int, name: str) -> Sequence[Any]:
-    each = [None] * count if given is None else list(given)
+def _one_each(values: Sequence[Any] | None, count: int, name: str) -> Sequence[Any]:
+    each = [None] * count if values is None else list(values)
     if len(each) != count:
         raise ValueError(f"{name}: need one for each of {count} models, or None in its place; got {len(each)}")
     return each
 
 
-# cuDNN tries its algorithms on the first call of a shape: it pays when a step is replayed ten thousand times.
+# cuDNN tries its algorithms on the first call of a shape: worth it for a step that is replayed ten thousand times.
 _FASTEST = Shared(lambda: switched(torch.backends.cudnn, "benchmark", True))

@@ -24,29 +24,29 @@ from ..data.shifts import open_attack
 
 Prepare = Callable[[Tensor], Tensor]
 Schedule = Literal["one_cycle", "cosine", "steps", "constant"]
-AUGMENT_SEED = 2**32  # which seed derived from the training's is that of crops: attacks take those of small numbers
+AUGMENT_SEED = 2**32  # the number of the seed derived for crops: attacks use small ones
 
 
 @dataclass(frozen=True)
 class Augment:
-    """Random crops of images padded with black, and random mirror images, made on the images' own device.
+    """Random crops of images padded with black, and random mirror images, made on the images' device.
 
-    `draws` gives the random numbers of a whole epoch; the images of a batch then depend on the padded images, their
-    indices and their draws alone.
+    `draws` makes the random numbers of a whole epoch; the images of a batch then depend only on the padded images,
+    their indices and their draws.
     """
 
     pad: int = 4
     mirror: bool = True
 
     def draws(self, count: int, seed: int, epoch: int, device: torch.device | str = "cpu") -> Tensor:
-        """Top, left and mirrored (count, 3) for each position in an epoch, the same on every device."""
+        """Top, left and mirrored (count, 3) for each position in an epoch; the same on every device."""
         places = torch.arange(count, device=device)
         drawn = uniforms(derived(derived(seed, AUGMENT_SEED), epoch), places, 3)
         many = torch.tensor([2 * self.pad + 1] * 2 + [2 if self.mirror else 1], device=device)
         return (drawn * many).long()
 
     def __call__(self, padded: Tensor, index: Tensor, draws: Tensor) -> Tensor:
-        """The images of these indices from a padded set: crop and mirror in a single gather."""
+        """Crop and mirror the images of these indices of a padded set, in a single gather."""
         height, width = (size - 2 * self.pad for size in padded.shape[-2:])
         device = padded.device
         top, left, mirrored = draws.unsqueeze(-1).unbind(1)  # each (batch, 1)
@@ -64,16 +64,16 @@ class Augment:
 class Recipe:
     """How a network is trained: `fit(model, images, labels, recipe=Recipe(epochs=3, rate=0.1), seed=0)`.
 
-    `optimiser`: "adam", whose weight `decay` is apart from the gradient, or "sgd" with Nesterov `momentum` (0: plain).
-    `schedule`: the rate rises and falls once ("one_cycle"), falls by half a "cosine" to 0, by a tenth in "steps" at the
-    middle and at three quarters, or is "constant"; with `warmup` it first rises, over so many epochs. `clip` shortens
-    gradients to this length, all parameters together. `average` (0.999) returns the running average of the weights,
-    and of the statistics of batch norms, in place of the last ones.
+    `optimiser`: "adam", with decoupled weight `decay`, or "sgd" with Nesterov `momentum` (0: plain). `schedule`: the
+    rate rises and falls once ("one_cycle"), falls by a half "cosine" to 0, by a tenth in "steps" at the middle and at
+    three quarters, or is "constant"; with `warmup` it first rises, over so many epochs. `clip` is the largest norm of
+    the gradients, of all parameters together. `average` (0.999) returns the running average of the weights and of the
+    statistics of batch norms, instead of the last ones.
 
     `attack` ("pgd", "fgsm(epsilon=0.1)") changes every batch before its step, against the current model and before
-    `prepare`; the clean images are not shown (Madry et al. 2017). `augment` crops and mirrors. `prepare` is applied to
-    images last (a normalisation). `mixed` computes in bfloat16 with channels last: much faster on a recent GPU, and
-    the weights stay float32. `compiled` trains through torch.compile.
+    `prepare`; the clean images are not used (Madry et al. 2017). `augment` crops and mirrors. `prepare` is applied to
+    images last (a normalisation). `mixed` computes in bfloat16 with channels last, much faster on a recent GPU; the
+    weights stay float32. `compiled` trains through torch.compile.
     """
 
     epochs: int
@@ -94,45 +94,47 @@ class Recipe:
 
     def __post_init__(self) -> None:
         whole_number(self.epochs, "epochs", least=1)
-        whole_number(self.batch, "batch", least=1, why="how many images a step learns from")
+        whole_number(self.batch, "batch", least=1, why="the number of images of a step")
         positive(self.rate, "rate")
         one_of(self.optimiser, "optimiser", ("adam", "sgd"))
         one_of(self.schedule, "schedule", ("one_cycle", "cosine", "steps", "constant"))
         if self.clip is not None:
-            positive(self.clip, "clip", why="gradients that are longer are shortened to it; None leaves them")
+            positive(self.clip, "clip", why="the largest norm of the gradients; None does not clip")
         if self.average is not None and not 0 < self.average < 1:
-            raise ValueError(f"average={self.average!r}: the share of the average that a step keeps, between 0 and 1")
+            raise ValueError(f"average={self.average!r}: need the share of the average kept by a step, between 0 and 1")
         if self.schedule == "one_cycle" and self.warmup:
-            raise ValueError("the one-cycle schedule has a rise of its own: warmup is for 'cosine' and 'constant'")
+            raise ValueError("the one-cycle schedule has its own rise: use warmup with 'cosine' or 'constant'")
 
     def refuse(self, who: str, *names: str) -> None:
         """Raise if one of these fields, which `who` does not support, is not at its default."""
-        plain = {field.name: field.default for field in fields(self)}
-        if asked := [name for name in names if getattr(self, name) != plain[name]]:
-            raise ValueError(f"{who} cannot train with {asked[0]}={getattr(self, asked[0])!r}: leave it out, or fit")
+        defaults = {field.name: field.default for field in fields(self)}
+        if changed := [name for name in names if getattr(self, name) != defaults[name]]:
+            raise ValueError(
+                f"{who} cannot train with {changed[0]}={getattr(self, changed[0])!r}: leave it out, or fit"
+            )
 
     def steps(self, count: int) -> int:
-        """The number of steps in an epoch over `count` images; the last batch may be short."""
+        """The number of steps of an epoch over `count` images; the last batch may be short."""
         return -(-count // self.batch)
 
     def make_optimiser(
         self, parameters: Iterable[Tensor], *, fused: bool | None = None, capturable: bool = False
     ) -> Optimizer:
-        """`capturable`: its step can be recorded into a CUDA graph, the rate being a tensor that schedules write to."""
+        """Make the optimiser. `capturable`: a CUDA graph can record its step; the rate is a tensor for schedules."""
         learnt = list(parameters)
         rate = torch.tensor(self.rate, device=learnt[0].device) if capturable else self.rate
-        made: Optimizer
+        optimiser: Optimizer
         if self.optimiser == "adam":
-            made = torch.optim.AdamW(learnt, rate, weight_decay=self.decay, fused=fused, capturable=capturable)
+            optimiser = torch.optim.AdamW(learnt, rate, weight_decay=self.decay, fused=fused, capturable=capturable)
         else:
-            nesterov = self.momentum > 0
-            made = torch.optim.SGD(learnt, rate, self.momentum, weight_decay=self.decay, nesterov=nesterov, fused=fused)
-        for group in made.param_groups:
+            options: dict[str, Any] = {"weight_decay": self.decay, "nesterov": self.momentum > 0, "fused": fused}
+            optimiser = torch.optim.SGD(learnt, rate, self.momentum, **options)
+        for group in optimiser.param_groups:
             group["initial_lr"] = self.rate  # a number: schedules would wait for a GPU to read a tensor
-        return made
+        return optimiser
 
     def make_schedule(self, stepper: Optimizer, an_epoch: int) -> LRScheduler:
-        """The schedule of the rate, for epochs of `an_epoch` steps."""
+        """Make the schedule of the rate, for epochs of `an_epoch` steps."""
         steps, warmup = self.epochs * an_epoch, round(self.warmup * an_epoch)
         if not 0 <= warmup < steps:
             raise ValueError(f"a warm-up of {warmup} steps does not fit into {steps} steps of training")
@@ -146,7 +148,7 @@ class Recipe:
                 return (step + 1) / warmup
             if self.schedule == "cosine":
                 return (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))) / 2
-            # A tenth from the middle on and a hundredth in the last quarter, as residual networks are trained on CIFAR.
+            # A tenth from the middle on and a hundredth in the last quarter, as for residual networks on CIFAR.
             return 0.1 ** ((2 * step >= steps) + (4 * step >= 3 * steps)) if self.schedule == "steps" else 1.0
 
         return LambdaLR(stepper, part)
@@ -155,13 +157,12 @@ class Recipe:
         """The rate of every step in advance, for steps that are recorded."""
         if self.schedule == "one_cycle" and self.momentum > 0:
             raise ValueError(
-                "the one-cycle schedule moves the momentum too, which recorded steps cannot: take 'cosine' or "
-                "'constant'"
+                "the one-cycle schedule moves the momentum too, which recorded steps cannot: use 'cosine' or 'constant'"
             )
         stepper = torch.optim.SGD([torch.zeros(1, requires_grad=True)], self.rate)
         plan = self.make_schedule(stepper, an_epoch)
         rates = torch.empty(self.epochs * an_epoch)
-        stepper.step()  # schedules want the optimiser to go first
+        stepper.step()  # schedules expect the optimiser to step first
         for step in range(len(rates)):
             rates[step] = stepper.param_groups[0]["lr"]
             if step + 1 < len(rates):
@@ -185,7 +186,7 @@ class Recipe:
 
 
 def floats(x: Tensor, prepare: Prepare | None = None) -> Tensor:
-    """Images in floating point (uint8 become [0, 1]), then prepared."""
+    """Images in floating point (uint8 is divided by 255), then prepared."""
     x = to_float(x) if x.dtype == torch.uint8 else x
     return x if prepare is None else prepare(x)
 
@@ -199,9 +200,9 @@ def trainable(model: nn.Module) -> list[nn.Parameter]:
 
 
 def check_data(images: Any, labels: Any) -> None:
-    for name, given in (("images", images), ("labels", labels)):
-        if not isinstance(given, Tensor):
-            raise TypeError(f"{name} are a {type(given).__name__}: torch.as_tensor({name}) makes a tensor of them")
+    for name, value in (("images", images), ("labels", labels)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} are a {type(value).__name__}: torch.as_tensor({name}) makes a tensor of them")
     if not len(images):
         raise ValueError(f"there is nothing to learn from: images of shape {tuple(images.shape)}")
     if len(images) != len(labels):
@@ -210,7 +211,7 @@ def check_data(images: Any, labels: Any) -> None:
 
 @torch.no_grad()
 def check_types(model: nn.Module, images: Tensor, recipe: Recipe) -> None:
-    """Raise if the model does not take images of this type; where the types differ, one image is tried."""
+    """Raise if the model does not take images of this type; if the types differ, one image is tried."""
     x = floats(images[:1])
     if x.dtype in types_of(model):
         return

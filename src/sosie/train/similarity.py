@@ -1,6 +1,6 @@
-"""How similar layers are, with gradients: which two make a pair, their Gram matrices, and the value of each pair.
+"""How similar layers are, with gradients: the pairs of layers, their Gram matrices, and the value of each pair.
 
-A column is what a forward showed at a site: the output of one layer of one model, or the input of a stage of it.
+A column is the value of a site in a forward: the output of one layer of one model, or the input of a stage of it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..capture import Rule, SiteError, nearest, select, to_rows, unwrap, weighted_layers
 from ..capture.sites import Names
+from ..checks import one_of
 from ..engine.evaluate import view_of
 from ..linalg import centred_rows, chain_products, double_centred, sized_gram, u_centred, widened
 from ..linalg.grams import WIDENED, Settled, squared_sizes
@@ -42,12 +43,11 @@ Pair = tuple[int, int]  # places among the columns
 
 
 def check_pairs(pairs: Pairs, *, alone: bool) -> Pairs:
-    """The pairs, checked; by default those within a stage of one model, or the same site of several."""
+    """Check the pairs; the default is pairs within a stage of one model, or the same site of several."""
     if pairs is None:
         return "stage" if alone else "same"
     if isinstance(pairs, str):
-        if pairs not in ("stage", "all", "same"):
-            raise ValueError(f"pairs={pairs!r}: 'stage', 'all', 'same' or a list of (site, site)")
+        one_of(pairs, "pairs (or a list of (site, site))", ("stage", "all", "same"))
         if alone == (pairs == "same"):
             raise ValueError(
                 "pairs='same' compares one site of several models: give a list of models, or target="
@@ -57,20 +57,21 @@ def check_pairs(pairs: Pairs, *, alone: bool) -> Pairs:
         return pairs
     listed = [tuple(pair) for pair in pairs]
     if not listed or any(len(pair) != 2 or not all(isinstance(site, str) for site in pair) for pair in listed):
-        raise ValueError(f"pairs is a list of (site, site), two names each; got {pairs!r}")
+        raise ValueError(f"pairs is a list of (site, site), two names each, got {pairs!r}")
     return listed  # type: ignore[return-value]
 
 
 def stages(shown: Sequence[SiteValue]) -> list[list[SiteValue]]:
     """Sites that run one after the other under one parent with outputs of one shape, each run after its input.
 
-    `layer1.0`, `layer1.1`, … of a residual network; the blocks of a transformer; in a plain chain of layers, as VGG's,
-    all layers of one resolution and width. A layer that differs from its neighbours is a stage of its own.
+    For example `layer1.0`, `layer1.1`, … of a residual network, the blocks of a transformer, or in a plain chain of
+    layers such as VGG all layers of one resolution and width. A layer that differs from its neighbours is a stage of
+    its own.
     """
     made: list[list[SiteValue]] = []
     inputs = {each.site.label: each for each in shown if each.is_input}
     before: tuple[Any, ...] | None = None
-    for each in _outputs(shown):
+    for each in (value for value in shown if not value.is_input):
         key = (each.site.module_name.rpartition(".")[0], each.site.shape)
         if key != before:
             made.append([inputs[each.site.label]] if each.site.label in inputs else [])
@@ -79,54 +80,48 @@ def stages(shown: Sequence[SiteValue]) -> list[list[SiteValue]]:
     return made
 
 
-def pairs_within(shown: Sequence[SiteValue], pairs: Pairs) -> list[ColumnPair]:
-    """All pairs of one model that are compared, each once."""
-    outputs = _outputs(shown)
+def column_pairs(sides: Sequence[Sequence[SiteValue]], names: Sequence[str], pairs: Pairs) -> list[ColumnPair]:
+    """All pairs of columns that are compared, each once, labelled "site of name", or by the site alone.
+
+    `sides`: the values of one model, whose layers are compared, or of several, which are compared with each other.
+    """
+    outputs = [
+        [replace(v, label=f"{v.label} of {name}") if name else v for v in side if not v.is_input]
+        for side, name in zip(sides, names, strict=True)
+    ]
     if pairs == "stage":
-        chosen = [pair for stage in stages(shown) for pair in combinations(stage, 2)]
+        chosen = [pair for stage in stages(sides[0]) for pair in combinations(stage, 2)]
     elif pairs == "all":
-        chosen = list(combinations(outputs, 2))
+        chosen = list(combinations(outputs[0], 2))
+    elif pairs == "same":
+        by_label = [{value.site.label: value for value in side} for side in outputs]
+        for name, there in zip(names[1:], by_label[1:], strict=True):
+            if missing := [label for label in by_label[0] if label not in there]:
+                raise SiteError(
+                    f"{name} has no site {missing[0]!r}{nearest(missing[0], there)}; name the sites that correspond: "
+                    "pairs=[(site, site), …]"
+                )
+        chosen = [(a[label], b[label]) for label in by_label[0] for a, b in combinations(by_label, 2)]
     else:
-        chosen = _named_pairs(outputs, outputs, pairs)
+        both = list(combinations(outputs, 2)) or [(outputs[0], outputs[0])]
+        chosen = [pair for a, b in both for pair in _named_pairs(a, b, pairs)]
     if not chosen:
         raise SiteError(
-            f"the sites give one layer only ({outputs[0].label!r}): a penalty within a model needs at least two, so "
-            "name more, or leave sites out"
+            f"the sites give one layer only ({outputs[0][0].label!r}), and a penalty within a model needs at least "
+            "two: name more, or leave sites out"
         )
     return chosen
 
 
-def pairs_across(models: Sequence[Sequence[SiteValue]], names: Sequence[str], pairs: Pairs) -> list[ColumnPair]:
-    """All pairs of different models that are compared, each once, labelled "site of name", or by the site alone."""
-    sides = [
-        [replace(each, label=f"{each.label} of {name}") if name else each for each in _outputs(model)]
-        for model, name in zip(models, names, strict=True)
-    ]
-    if pairs != "same":
-        return [pair for a, b in combinations(sides, 2) for pair in _named_pairs(a, b, pairs)]
-    by_label = [{each.site.label: each for each in side} for side in sides]
-    for name, there in zip(names[1:], by_label[1:], strict=True):
-        if missing := [label for label in by_label[0] if label not in there]:
-            raise SiteError(
-                f"{name} has no site {missing[0]!r}{nearest(missing[0], there)}; say which belongs to which: "
-                "pairs=[(site, site), …]"
-            )
-    return [(a[label], b[label]) for label in by_label[0] for a, b in combinations(by_label, 2)]
-
-
-def _outputs(shown: Sequence[SiteValue]) -> list[SiteValue]:
-    return [each for each in shown if not each.is_input]
-
-
 def _named_pairs(a: Sequence[SiteValue], b: Sequence[SiteValue], pairs: Any) -> list[ColumnPair]:
-    """The columns of each side that the pairs name; a pair of one and the same column is refused."""
+    """The columns of each side that the pairs name; raises if a pair names the same column twice."""
     chosen = []
     for pair in pairs:
         ends = []
         for label, side in zip(pair, (a, b), strict=True):
             known = {column.site.label: column for column in side}
             if label not in known:
-                raise SiteError(f"pairs names {label!r}, which is not among the sites{nearest(label, known)}")
+                raise SiteError(f"pairs names {label!r}, which is not one of the sites{nearest(label, known)}")
             ends.append(known[label])
         if ends[0] is ends[1]:
             raise SiteError(f"pairs compares {pair[0]!r} with itself, which is constant")
@@ -137,7 +132,7 @@ def _named_pairs(a: Sequence[SiteValue], b: Sequence[SiteValue], pairs: Any) -> 
 def numbered(pairs: Sequence[ColumnPair]) -> tuple[list[SiteValue], list[Pair]]:
     """The columns of these pairs, and the pairs as places among them.
 
-    The input of a stage is one column with the output of the layer before, where that passed it on as it was.
+    A stage's input and the output of the layer before are one column if they are the same tensor.
     """
     columns: list[SiteValue] = []
     place_of: dict[SiteValue, int] = {}
@@ -145,23 +140,23 @@ def numbered(pairs: Sequence[ColumnPair]) -> tuple[list[SiteValue], list[Pair]]:
     for column in dict.fromkeys(column for pair in pairs for column in pair):
         place = first_with.setdefault(id(column.value), len(columns))
         if place == len(columns) or not (column.is_input or columns[place].is_input):
-            place = len(columns)  # also of a layer that passes on what it got: it keeps its name
+            place = len(columns)  # a layer that returns its input unchanged keeps its name
             columns.append(column)
         place_of[column] = place
     return columns, [(place_of[a], place_of[b]) for a, b in pairs]
 
 
-# Gram matrices of many layers at once, and their inner products, for gradients to flow through
+# Gram matrices of many layers at once, and their inner products, with gradients
 #
 # On a GPU the time of a training step depends on the number of operations, not on what they compute.
 
 SMALL = 2**18  # entries up to which rows are copied, to be multiplied together with those of other layers
-FEW = 64  # and how many rows at most: the partial sums have n² entries
+FEW = 64  # the largest number of such rows: the partial sums have n² entries
 CHUNK = 1024  # features that are multiplied at a time
 
 
 def sized_grams(rows: Sequence[Tensor], *, centre: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """Gram matrices in stacks (k, n, n) and sizes (k,) of many layers of n rows, in order; small ones together."""
+    """Gram matrices in stacks (k, n, n) and sizes (k,) of many layers of n rows, in order; small layers together."""
     stacks, sizes = [], []
     for run in _runs(rows):
         stack, size = sized_gram(run[0], centre=centre) if len(run) == 1 else _joined_grams(run, centre)
@@ -171,16 +166,16 @@ def sized_grams(rows: Sequence[Tensor], *, centre: bool) -> tuple[list[Tensor], 
 
 
 def inner_products(stacks: Sequence[Tensor], *, centre: bool, unbiased: bool = False) -> tuple[Tensor, Tensor]:
-    """(L, L) in float64: ⟨K, K'⟩ of all Gram matrices of the stacks (k, n, n), U-centred if `unbiased`.
+    """The inner products (L, L) of all Gram matrices of the stacks (k, n, n), U-centred if `unbiased`, in float64.
 
-    And their traces (L,), before U-centring and without gradients.
+    Also their traces (L,), before U-centring and without gradients.
     """
     products, traces, _ = _InnerProducts.apply(centre, unbiased, *stacks)
     return products, traces
 
 
 def _runs(rows: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Neighbours that are multiplied together: few rows each and not many entries in all; or one layer alone."""
+    """Neighbours that are multiplied together: few rows each and not many entries in total; or one layer alone."""
     runs: list[list[Tensor]] = []
     widest = 0
     for each in rows:
@@ -194,7 +189,7 @@ def _runs(rows: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def _joined_grams(rows: Sequence[Tensor], centre: bool) -> tuple[Tensor, Tensor]:
-    """Gram matrices and sizes of several layers: their rows side by side, each filled up with zeros to one width."""
+    """Gram matrices and sizes of several layers: their rows side by side, each padded with zeros to one width."""
     count, width = len(rows[0]), max(each.shape[1] for each in rows)
     width += -width % min(CHUNK, width)
     missing = [width - each.shape[1] for each in rows]
@@ -214,7 +209,7 @@ class _JoinedGrams(torch.autograd.Function):
     @staticmethod
     def forward(joined: Tensor, width: int, centre: bool) -> Tensor:
         rows = joined - joined.mean(0, keepdim=True) if centre else joined
-        # In chunks, which a GPU shares out, and added up in float64.
+        # In chunks, which a GPU computes in parallel, added up in float64.
         chunks = _layers(rows, min(CHUNK, width))
         parts = torch.bmm(chunks, chunks.mT)
         return parts.unflatten(0, (joined.shape[1] // width, -1)).sum(1, dtype=torch.float64)
@@ -228,8 +223,8 @@ class _JoinedGrams(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         (joined,) = ctx.saved_tensors
         pull = gradients[0].to(joined.dtype)
-        found = torch.baddbmm(pull[:, :1, :1], pull, _layers(joined, ctx.width), beta=0, alpha=2)
-        return found.transpose(0, 1).reshape(joined.shape), None, None
+        gradient = torch.baddbmm(pull[:, :1, :1], pull, _layers(joined, ctx.width), beta=0, alpha=2)
+        return gradient.transpose(0, 1).reshape(joined.shape), None, None
 
 
 def _layers(joined: Tensor, width: int) -> Tensor:
@@ -238,8 +233,8 @@ def _layers(joined: Tensor, width: int) -> Tensor:
 
 
 class _InnerProducts(torch.autograd.Function):
-    """Inner products of Gram matrices. Centring and U-centring are orthogonal projections, so that the backward needs
-    no second one: the gradient of a Gram matrix is a sum of the others, symmetric and centred as they are.
+    """Inner products of Gram matrices. Centring and U-centring are orthogonal projections, so the backward needs
+    no second one: the gradient of a Gram matrix is a sum of the others, symmetric and centred like them.
     """
 
     @staticmethod
@@ -262,38 +257,31 @@ class _InnerProducts(torch.autograd.Function):
         *stacks, flat = ctx.saved_tensors
         if gradients[0] is None:
             return None, None, *(None for _ in stacks)
-        if torch.is_grad_enabled():  # for the gradient of this gradient
+        if torch.is_grad_enabled():  # for second derivatives
             grams = Settled.apply(_float64(stacks), ctx.centre)
             flat = (u_centred(grams) if ctx.unbiased else grams).flatten(1)
         pull = gradients[0] + gradients[0].T
-        found = (pull @ flat).view(-1, *stacks[0].shape[1:])
-        if ctx.centre:  # what float32 left uncentred, where large terms of the sum cancel
-            found = double_centred(found)
+        gradient = (pull @ flat).view(-1, *stacks[0].shape[1:])
+        if ctx.centre:  # float32 leaves an uncentred rest where large terms of the sum cancel
+            gradient = double_centred(gradient)
         if len({stack.dtype for stack in stacks}) == 1:
-            found = found.to(stacks[0].dtype)  # all at once
-        return None, None, *found.split([len(stack) for stack in stacks])
+            gradient = gradient.to(stacks[0].dtype)  # all at once
+        return None, None, *gradient.split([len(stack) for stack in stacks])
 
 
 def _float64(stacks: Sequence[Tensor]) -> Tensor:
     return (stacks[0] if len(stacks) == 1 else torch.cat(list(stacks))).double()
 
 
-# Values of pairs of layers, with gradients: all pairs in one product where the measure allows it
+# Values of pairs of layers, with gradients: all pairs in one product if the measure allows it
 
-SMALL_LAYER = 2**18  # entries of the largest layer up to which a CPU is faster at single pairs than a GPU
+SMALL_LAYER = 2**18  # entries of the largest layer up to which a CPU is faster than a GPU at single pairs
 CONSTANT = 8  # roundings of the first row within which rows count as equal
-
-
-class PairValues(NamedTuple):
-    """The values of pairs of columns."""
-
-    each: Tensor  # (P,)
-    counts: Tensor  # (P,) how often each counts; 0 where a column of the pair is constant
-    constant: Tensor  # (L,) bool: which columns are constant over the rows, so that there is no value
+Values = tuple[Tensor, Tensor, Tensor]  # see `values`
 
 
 def reads_grams(measure: Measure) -> bool:
-    """Whether the measure reads nothing but inner products of Gram matrices."""
+    """Whether the measure reads only inner products of Gram matrices."""
     return issubclass(measure.reads, Alignment)
 
 
@@ -303,7 +291,7 @@ def least_rows(measure: Measure) -> int:
 
 
 def as_gram(activation: Tensor, *, centre: bool) -> tuple[Tensor, Tensor]:
-    """Gram matrix of the flattened activation, and the size of its first row; no copy is made."""
+    """The Gram matrix of the flattened activation, and the size of its first row, without a copy."""
     rows = _flat(activation)
     with without_autocast(rows.device.type):
         return sized_gram(rows, centre=centre)
@@ -320,20 +308,21 @@ def _flat(activation: Tensor) -> Tensor:
 
 def values(
     measure: Measure, columns: Sequence[SiteValue], pairs: Sequence[Pair], rule: Rule, *, directed: bool, times: float
-) -> PairValues:
-    """The value of each pair, counted `times`.
+) -> Values:
+    """The values (P,) of pairs of columns, how often each counts (P,), and which columns are constant (L,).
 
-    A measure that is not symmetric gives the mean of both directions, unless `directed`.
+    A pair counts `times`, or 0 if one of its columns is constant over the rows: it has no value then. A measure that is
+    not symmetric gives the mean of both directions, unless `directed`.
     """
     if reads_grams(measure):
         products, constant = _products(measure, columns, rule)
         places, sides, counts = _places(tuple(pairs), len(columns), times, products.device)
-        # Of these pairs alone: a measure may have no value, or no gradient, for a layer and itself.
+        # Only of these pairs: a measure may have no value, or no gradient, for a layer and itself.
         xx, yy, xy = products.flatten()[places]
-        # Before the measure divides by it: a gradient of 0/0 would spoil the others, whatever is chosen afterwards.
+        # Before the measure divides by it: a gradient of 0/0 would spoil the others even if the value is not used.
         either = constant[sides]
         each = measure(measure.reads(xx + either[0], yy + either[1], xy))
-        return PairValues(each, counts.masked_fill(either.any(0), 0.0), constant)
+        return each, counts.masked_fill(either.any(0), 0.0), constant
     rows = [to_rows(column.value, rule, site=column.site, inputs=len(column.value)) for column in columns]
     _check_counts(measure, columns, rows)
     _check_widths(measure, columns, rows, pairs)
@@ -342,13 +331,13 @@ def values(
     home = "cpu" if max(part.numel() for part in rows) <= SMALL_LAYER else device
     wide = [part.double().to(home) for part in rows]
     each, counts, constant = (part.to(device) for part in _one_by_one(measure, columns, wide, pairs, directed))
-    return PairValues(each, times * counts, constant)
+    return each, times * counts, constant
 
 
 @functools.lru_cache(maxsize=64)
 def _places(pairs: tuple[Pair, ...], columns: int, times: float, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Where the products of pairs are: (3, P) of one with itself, the other with itself, both; the columns (2, P) of
-    the pairs; and how often each counts. Cached: making it again would wait for a GPU.
+    """The places (3, P) of the products of pairs: of the first with itself, the second with itself, and both; the
+    columns (2, P) of the pairs; and how often each counts. Cached: making it again would wait for a GPU.
     """
     with torch.inference_mode(False):  # so that gradients can flow, whoever called first
         sides = torch.tensor(pairs).T
@@ -361,7 +350,7 @@ def _products(measure: Measure, columns: Sequence[SiteValue], rule: Rule) -> tup
     """The inner products of the Gram matrices of all columns, and which columns are constant."""
     kind = measure.reads
     centre, unbiased = kind is not UncentredAlignment, kind is DebiasedAlignment
-    if isinstance(columns[0].value, tuple):  # Gram matrices that were made in the hooks
+    if isinstance(columns[0].value, tuple):  # the hooks made Gram matrices
         stacks, sizes = (list(part) for part in zip(*(column.value for column in columns), strict=True))
         _check_counts(measure, columns, [stack[0] for stack in stacks])
         dtypes = {stack.dtype for stack in stacks}
@@ -388,7 +377,7 @@ def _products(measure: Measure, columns: Sequence[SiteValue], rule: Rule) -> tup
 
 
 def _by_covariances(rows: Sequence[Tensor], kind: type[Alignment]) -> tuple[Tensor, Tensor]:
-    """The products for more rows than neurons in all: one product of all neurons, squared and summed by layer."""
+    """The products if there are more rows than neurons: one product of all neurons, squared and summed by layer."""
     sizes = len(rows[0]) * torch.stack([each[0].detach().double().square().sum() for each in rows])
     wide = [centred_rows(each) if kind is not UncentredAlignment else widened(each) for each in rows]
     joined = torch.cat(wide, dim=1)
@@ -398,8 +387,8 @@ def _by_covariances(rows: Sequence[Tensor], kind: type[Alignment]) -> tuple[Tens
     traces = torch.stack([each.detach().double().square().sum() for each in wide])
     constant = _is_constant(traces, sizes, joined.dtype, kind)
     if kind is DebiasedAlignment:
-        own = products.diagonal()
-        view = from_products((own[:, None], own[None, :], products), wide, wide, kind)
+        norms = products.diagonal()
+        view = from_products((norms[:, None], norms[None, :], products), wide, wide, kind)
         return view.xy, constant | (view.xx.detach()[:, 0] == 0)
     return products, constant
 
@@ -408,12 +397,12 @@ def _by_covariances(rows: Sequence[Tensor], kind: type[Alignment]) -> tuple[Tens
 def _layer_of_neurons(widths: tuple[int, ...], device: torch.device) -> Tensor:
     """(neurons, layers): 1 where a neuron belongs to a layer."""
     with torch.inference_mode(False):
-        own = torch.eye(len(widths), dtype=torch.float64)
-        return own.repeat_interleave(torch.tensor(widths), dim=0).to(device)
+        identity = torch.eye(len(widths), dtype=torch.float64)
+        return identity.repeat_interleave(torch.tensor(widths), dim=0).to(device)
 
 
 def _is_constant(traces: Tensor, sizes: Tensor, digits: torch.dtype, kind: type[Alignment]) -> Tensor:
-    """Whether rows differ by no more than rounding (uncentred: are all 0); not where they are NaN or infinite."""
+    """Whether rows differ only by rounding (uncentred: whether all are 0); False where they are NaN or infinite."""
     if kind is UncentredAlignment:
         return traces == 0
     return torch.sub(traces, sizes, alpha=(CONSTANT * torch.finfo(digits).eps) ** 2) <= 0
@@ -421,7 +410,7 @@ def _is_constant(traces: Tensor, sizes: Tensor, digits: torch.dtype, kind: type[
 
 def _one_by_one(
     measure: Measure, columns: Sequence[SiteValue], rows: Sequence[Tensor], pairs: Sequence[Pair], directed: bool
-) -> PairValues:
+) -> Values:
     sample = Sample.of(rows, rows)
     apart = torch.stack([(each - each[:1]).detach().abs().amax() for each in rows])
     size = torch.stack([each[0].detach().abs().amax() for each in rows])
@@ -445,15 +434,15 @@ def _one_by_one(
             for (i, j), counted in zip(pairs, counts, strict=True)
         ]
     )
-    return PairValues(each, each.new_tensor(counts), constant)
+    return each, each.new_tensor(counts), constant
 
 
 def _check_counts(measure: Measure, columns: Sequence[SiteValue], rows: Sequence[Tensor]) -> None:
     for column, each in zip(columns, rows, strict=True):
         if len(each) != len(rows[0]):
             raise ValueError(
-                f"{columns[0].label!r} gives {len(rows[0])} rows and {column.label!r} {len(each)}: these cannot be "
-                "paired; take another rule, pairs of layers of one resolution, or the same inputs for all models"
+                f"{columns[0].label!r} gives {len(rows[0])} rows and {column.label!r} {len(each)}, which cannot be "
+                "paired: take another rule, pairs of layers of one resolution, or the same inputs for all models"
             )
     if len(rows[0]) < least_rows(measure):
         raise ValueError(f"{measure.name} of {len(rows[0])} rows is constant: it needs at least {least_rows(measure)}")
@@ -467,15 +456,15 @@ def _check_widths(
         p, q = rows[i].shape[1], rows[j].shape[1]
         if measure.same_width and p != q:
             raise ValueError(
-                f"{measure.name} compares neuron by neuron, so needs equal widths: {columns[i].label!r} has {p}, "
+                f"{measure.name} compares neuron by neuron, so it needs equal widths: {columns[i].label!r} has {p}, "
                 f"{columns[j].label!r} {q}"
             )
         widest = i if p >= q or measure.few_rows == "saturates in x" else j
         if (measure.few_rows or "").startswith("saturates") and rows[widest].shape[1] >= count - 1:
             raise ValueError(
-                f"{measure.name} of {count} rows is 1 whatever the layers do, and has no gradient, once a layer has "
-                f"{count - 1} neurons or more; {columns[widest].label!r} has {rows[widest].shape[1]}: pool with "
-                "rule='mean' or take rule='positions', with more rows; or take linear_cka"
+                f"{measure.name} of {count} rows is 1 whatever the layers do, without a gradient, once a layer has "
+                f"{count - 1} neurons; {columns[widest].label!r} has {rows[widest].shape[1]}: pool with rule='mean', "
+                "take rule='positions' with more rows, or take linear_cka"
             )
 
 
@@ -495,7 +484,7 @@ def layers_to_compare(model: nn.Module, measure: Measure, sites: Any) -> dict[st
                 f"{type(others[wrong[0]]).__name__}: take weight_cosine, or a measure of activations"
             )
         with torch.no_grad():
-            chain_products([layer.weight.mT for layer in _linear_layers(model)])  # refuses those that do not fit
+            chain_products([layer.weight.mT for layer in _linear_layers(model)])  # raises if they do not fit
     elif issubclass(measure.reads, Atoms):
         kind = AtomConv2d
     chosen = list(names.unique() if sites is None else select(model, sites))
@@ -515,7 +504,7 @@ def layers_to_compare(model: nn.Module, measure: Measure, sites: Any) -> dict[st
 
 
 def weights_to_compare(model: nn.Module, measure: Measure, layers: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors that a measure of weights reads, one for each layer, in float64; gradients flow."""
+    """The tensors that a measure of weights reads, one per layer, in float64; gradients flow."""
     if issubclass(measure.reads, LinearMaps):
         chain = _linear_layers(model)
         products = chain_products([layer.weight.mT.double() for layer in chain])

@@ -1,4 +1,4 @@
-"""Sparse training: masks of weights, how they are made, held, regrown, loaded and counted."""
+"""Sparse training: make, hold, regrow, load and count masks of weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Literal
 
@@ -20,9 +19,9 @@ from torch.nn.utils import prune
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from ..capture import as_found, nearest, unwrap
+from ..capture import as_found, unwrap
 from ..capture.sites import Names
-from ..checks import one_of, positive, whole_number
+from ..checks import listed, matching, one_of, positive, whole_number
 from ..models import read_weights
 from ..models.weights import PREFIXES, fit_weights
 from ..process_state import Shared, attention_in_parts
@@ -32,7 +31,7 @@ MASK = "weight_mask"  # the name torch.nn.utils.prune gives the buffer
 
 
 def layers_of(model: nn.Module) -> dict[str, list[str]]:
-    """The first name of each layer with a weight that is not empty, and all names by which that weight is known.
+    """For the first name of each layer with a weight that is not empty: all names by which that weight is known.
 
     Modules that share a parameter (tied weights), and names that share a module, are one layer.
     """
@@ -45,16 +44,16 @@ def layers_of(model: nn.Module) -> dict[str, list[str]]:
 
 
 def maskable(model: nn.Module, dense: str | Iterable[str] = ()) -> dict[str, nn.Module]:
-    """The layers to be masked, by name; `dense`: names or globs of layers that stay whole."""
+    """Return the layers to mask, by name; `dense`: names or globs of layers that stay dense."""
     modules, layers = Names.of(unwrap(model)).by_name, layers_of(model)
     aliases = {alias: name for name, names in layers.items() for alias in names}
     computed = [
         name for name, each in modules.items() if isinstance(each, KINDS) and each._parameters.get("weight") is None
     ]
-    whole = matching([*aliases, *computed], dense, "dense")
+    whole = _named_layers([*aliases, *computed], dense, "dense")
     if odd := [name for name in computed if name not in whole]:
         raise ValueError(
-            f"the weight of {listed(odd)} is not a parameter: where torch.nn.utils.prune masked it, Masks.of(model) "
+            f"the weight of {_quoted(odd)} is not a parameter: if torch.nn.utils.prune masked it, Masks.of(model) "
             "takes the masks over; remove a parametrisation, or name the layer in dense"
         )
     whole = {aliases.get(name, name) for name in whole}
@@ -65,16 +64,10 @@ def maskable(model: nn.Module, dense: str | Iterable[str] = ()) -> dict[str, nn.
     return masked
 
 
-def matching(known: Iterable[str], wanted: str | Iterable[str], option: str) -> set[str]:
-    """The known names that match a name or glob, an exact name first; one that matches nothing is refused."""
-    known = list(known)
-    chosen: set[str] = set()
-    for each in [wanted] if isinstance(wanted, str) else wanted:
-        fits = {each} & set(known) or {name for name in known if fnmatchcase(name, each)}
-        if not fits:
-            raise ValueError(f"{option}: no convolution or linear layer is called {each!r}{nearest(each, known)}")
-        chosen |= fits
-    return chosen
+def _named_layers(known: Iterable[str], wanted: str | Iterable[str], option: str) -> set[str]:
+    what = f"{option}: no convolution or linear layer is called"
+    globs = [wanted] if isinstance(wanted, str) else wanted
+    return {name for glob in globs for name in matching(known, glob, what)}
 
 
 def weight_of(module: nn.Module) -> nn.Parameter:
@@ -84,21 +77,19 @@ def weight_of(module: nn.Module) -> nn.Parameter:
 
 
 def mask_of(module: nn.Module) -> Tensor | None:
-    """The mask of a module's own weight, if it has one."""
+    """The mask of a module's weight, if it has one."""
     return module._buffers.get(MASK)
 
 
-def listed(names: Iterable[str], shown: int = 5) -> str:
-    names = list(names)
-    rest = f" … and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(map(repr, names[:shown])) + rest
+def _quoted(names: Iterable[str]) -> str:
+    return listed(map(repr, names))
 
 
 class Masks(Mapping[str, Tensor]):
-    """The masks of a model: `masks["conv1"]` is True where the layer's weight is kept; `Masks.of(model)` finds them.
+    """The masks of a model: `masks["conv1"]` is True where the layer's weight is kept. `Masks.of(model)` finds them.
 
-    Each is a boolean buffer `weight_mask` beside the `weight` it masks, so that it is saved with the model and moves
-    with it; the weight stays a parameter, exactly 0 where the mask is False. Nothing of the forward changes.
+    A mask is a boolean buffer `weight_mask` beside the `weight` it masks: it is saved with the model and moves with it.
+    The weight stays a parameter, exactly 0 where the mask is False. The forward does not change.
     """
 
     def __init__(self, layers: Mapping[str, nn.Module]) -> None:
@@ -108,10 +99,9 @@ class Masks(Mapping[str, Tensor]):
 
     @classmethod
     def of(cls, model: nn.Module) -> Masks:
-        """The masks of a model. Those of torch.nn.utils.prune are taken over.
+        """Find the masks of a model, and take over those of torch.nn.utils.prune.
 
-        `weight_orig` becomes the parameter `weight` again (the same object, so an optimiser keeps it), 0 where pruned,
-        and the mask stays.
+        `weight_orig` becomes the parameter `weight` again (the same object, so an optimiser keeps it), 0 where pruned.
         """
         layers: dict[str, nn.Module] = {}
         owner: dict[int, str] = {}
@@ -126,7 +116,7 @@ class Masks(Mapping[str, Tensor]):
             layers[name] = module
             if (first := owner.setdefault(id(weight_of(module)), name)) != name:
                 raise ValueError(
-                    f"{first!r} and {name!r} share one weight and have a mask each: which one holds? Take one off "
+                    f"{first!r} and {name!r} share one weight and have a mask each: remove one of the masks "
                     f"(del its {MASK})"
                 )
         if not layers:
@@ -151,17 +141,17 @@ class Masks(Mapping[str, Tensor]):
         return len(self._layers)
 
     def __eq__(self, other: object) -> bool:
-        return self is other  # not entry by entry, as mappings do: tensors have no single answer
+        return self is other  # mappings compare entry by entry, which tensors cannot
 
     __hash__ = object.__hash__
 
     def weight(self, layer: str) -> nn.Parameter:
-        """The weight that this mask masks."""
+        """The masked weight of a layer."""
         return weight_of(self._layers[layer])
 
     @property
     def sparsity(self) -> float:
-        """The share of 0 among all weights that have a mask."""
+        """The share of masked weights among all weights of masked layers."""
         rows = self.densities()
         return 1 - sum(row["kept"] for row in rows) / sum(row["weights"] for row in rows)
 
@@ -177,16 +167,15 @@ class Masks(Mapping[str, Tensor]):
     @torch.no_grad()
     def set(self, layer: str, mask: Tensor) -> None:
         """Replace the mask of a layer in place; weights that are no longer kept become 0."""
-        own = self[layer]
-        if mask.shape != own.shape or mask.dtype != torch.bool:
+        current = self[layer]
+        if mask.shape != current.shape or mask.dtype != torch.bool:
             raise ValueError(
-                f"the mask of {layer!r} is boolean with shape {tuple(own.shape)}, got {mask.dtype} of "
+                f"the mask of {layer!r} is boolean with shape {tuple(current.shape)}, got {mask.dtype} of "
                 f"{tuple(mask.shape)}"
             )
-        own.copy_(mask)
-        self.weight(layer).masked_fill_(~own, 0)
+        current.copy_(mask)
+        self.weight(layer).masked_fill_(~current, 0)
 
-    @torch.no_grad()
     def apply(self) -> None:
         """Set the weights to 0 where they are masked."""
         self._multiply({layer: self.weight(layer) for layer in self})
@@ -195,16 +184,16 @@ class Masks(Mapping[str, Tensor]):
     def hold(self, optimiser: torch.optim.Optimizer) -> Iterator[Masks]:
         """Keep the masks through every step of the optimiser: gradients are masked before it, weights after it.
 
-        So momentum and the moments of Adam stay exactly 0 where the weights are; earlier values there are cleared.
-        Nothing waits for a GPU. The gradients that a closure computes inside `step` are masked too.
+        Momentum and the moments of Adam are then exactly 0 where the weights are; earlier values there are cleared.
+        Nothing waits for a GPU. Gradients that a closure computes inside `step` are masked too.
         """
         if any(held is optimiser for held in self._held):
-            raise RuntimeError("these masks are held through this optimiser's steps already")
+            raise RuntimeError("this optimiser holds these masks already")
         trained = {id(p) for group in optimiser.param_groups for p in group["params"]}
         if not any(id(self.weight(layer)) in trained for layer in self):
             raise ValueError(
-                f"the optimiser trains none of the {len(self)} masked weights: is it of a copy of the model? "
-                "Masks.of(copy) gives the masks of a copy"
+                f"the optimiser trains none of the {len(self)} masked weights. If it belongs to a copy of the model, "
+                "use Masks.of(copy)"
             )
         self.apply()
         self.clear(optimiser)
@@ -220,45 +209,44 @@ class Masks(Mapping[str, Tensor]):
 
     @torch.no_grad()
     def clear(self, optimiser: torch.optim.Optimizer) -> None:
-        """Set the optimiser's state of masked weights (momentum, moments) to 0."""
+        """Set the optimiser's state (momentum, moments) to 0 where weights are masked."""
         for layer, mask in self.items():
             for state in optimiser.state.get(self.weight(layer), {}).values():
                 if isinstance(state, Tensor) and state.shape == mask.shape and state.is_floating_point():
                     state.mul_(mask)
 
     def remove(self) -> None:
-        """Take the masks off; the weights stay 0 until they are trained."""
+        """Remove the masks; the weights stay 0 until they are trained."""
         if self._held:
-            raise RuntimeError("these masks are held by an optimiser: remove them after the with block")
+            raise RuntimeError("an optimiser holds these masks: remove them after the with block")
         for module in self._layers.values():
             module._buffers.pop(MASK, None)
 
     def state_dict(self) -> dict[str, int]:
-        """Nothing: a checkpoint has the masks with the model."""
+        """Return nothing: a checkpoint stores the masks with the model."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         if state:
-            raise ValueError(f"masks that do not change have no state, got {listed(state)}: were they regrown before?")
+            raise ValueError(f"masks that do not change have no state, got {_quoted(state)}: did a Regrow save it?")
 
     def __repr__(self) -> str:
-        rows = self.densities()
-        kept, weights = sum(row["kept"] for row in rows), sum(row["weights"] for row in rows)
+        kept, weights = (sum(row[key] for row in self.densities()) for key in ("kept", "weights"))
         return f"<Masks of {len(self)} layers: {kept:,} of {weights:,} weights kept, sparsity {1 - kept / weights:.4f}>"
 
-    @torch.no_grad()
     def _mask_gradients(self) -> None:
         self._multiply({layer: grad for layer in self if (grad := self.weight(layer).grad) is not None})
 
+    @torch.no_grad()
     def _multiply(self, tensors: Mapping[str, Tensor]) -> None:
         """Multiply weights or gradients by the masks of their layers, on a GPU in a single kernel."""
         if tensors:
             torch._foreach_mul_(list(tensors.values()), [self._factor(layer) for layer in tensors])
 
     def _factor(self, layer: str) -> Tensor:
-        """The mask as 0 and 1 of the weight's type: a single kernel needs equal types, and a CPU is twice as fast.
+        """The mask as 0 and 1 in the weight's type: a single kernel needs equal types, and a CPU is twice as fast.
 
-        Written to in place when the mask changed: a recorded step continues to read the same memory.
+        It is updated in place when the mask changes: a recorded step keeps reading the same memory.
         """
         mask, dtype = self[layer], self.weight(layer).dtype
         source, version, factor = self._factors.get(layer, (None, 0, None))
@@ -271,22 +259,19 @@ class Masks(Mapping[str, Tensor]):
 
 
 def new_masks(layers: Mapping[str, nn.Module], masks: Mapping[str, Tensor]) -> Masks:
-    """Give layers these masks; one that a layer has already is overwritten in place."""
+    """Give layers these masks; existing ones are overwritten in place."""
     for name, module in layers.items():
-        mask = masks[name].to(weight_of(module).device)
-        own = mask_of(module)
-        if own is None:
-            # Laid out as the weight: products of the two then run at full speed.
-            module.register_buffer(MASK, torch.empty_like(weight_of(module), dtype=torch.bool).copy_(mask))
-        else:
-            own.copy_(mask)
-    made = Masks(layers)
-    made.apply()
-    return made
+        if mask_of(module) is None:
+            # In the weight's memory layout, for which products of the two are fastest.
+            module.register_buffer(MASK, torch.empty_like(weight_of(module), dtype=torch.bool))
+        module.get_buffer(MASK).copy_(masks[name])
+    result = Masks(layers)
+    result.apply()
+    return result
 
 
 def before_update(optimiser: torch.optim.Optimizer, act: Callable[[], None]) -> Any:
-    """Call `act` in every step once the gradients are there: before it, or after the closure that makes them."""
+    """Call `act` in every step once the gradients exist: before the step, or after the closure that computes them."""
 
     def hook(_: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -294,30 +279,30 @@ def before_update(optimiser: torch.optim.Optimizer, act: Callable[[], None]) -> 
             act()
             return None
 
-        def followed() -> Any:
+        def closure_then_act() -> Any:
             loss = closure()
             act()
             return loss
 
         if "closure" in kwargs:
-            return args, {**kwargs, "closure": followed}
-        return (args[0], followed, *args[2:]), kwargs
+            return args, {**kwargs, "closure": closure_then_act}
+        return (args[0], closure_then_act, *args[2:]), kwargs
 
     return optimiser.register_step_pre_hook(hook)
 
 
 def load_masked(model: nn.Module, state: Mapping[str, Tensor] | str | os.PathLike[str]) -> Masks:
-    """Fill a model from a state dict, or a file of one (.safetensors, .pt), that has masks; every name must agree.
+    """Load a state dict with masks, or a file of one (.safetensors, .pt), into a model; every name must match.
 
-    State dicts of torch.nn.utils.prune (`weight_orig`, `weight_mask`) are read too. A mask that does not fit is
-    refused, and so is a weight that is not 0 where it is masked; the model is then left as it was.
+    State dicts of torch.nn.utils.prune (`weight_orig`, `weight_mask`) work too. Masks that do not fit, and weights that
+    are not 0 where they are masked, raise; the model is then unchanged.
     """
     source = "the state dict" if isinstance(state, Mapping) else str(state)
-    given = dict(state) if isinstance(state, Mapping) else read_weights(state)[0]
+    tensors = dict(state) if isinstance(state, Mapping) else read_weights(state)[0]
     for prefix in PREFIXES:
-        if given and all(name.startswith(prefix) for name in given):
-            given = {name.removeprefix(prefix): tensor for name, tensor in given.items()}
-    masks = {name: tensor != 0 for name, tensor in given.items() if name.rpartition(".")[2] == MASK}
+        if tensors and all(name.startswith(prefix) for name in tensors):
+            tensors = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    masks = {name: tensor != 0 for name, tensor in tensors.items() if name.rpartition(".")[2] == MASK}
     if not masks:
         raise ValueError(f"{source} has no masks (no name ends in '{MASK}'): load_weights reads a dense model")
     core = unwrap(model)
@@ -326,29 +311,25 @@ def load_masked(model: nn.Module, state: Mapping[str, Tensor] | str | os.PathLik
     bare: list[nn.Module] = []  # layers without a mask so far
     owner: dict[int, tuple[str, nn.Module]] = {}  # modules may share a weight, which has one mask
     for name, mask in masks.items():
-        layer, weight = name.rpartition(".")[0], given.get(name.removesuffix("_mask"))
+        layer, weight = name.rpartition(".")[0], tensors.get(name.removesuffix("_mask"))
         module = modules.get(layer)
         if not isinstance(module, KINDS) or module._parameters.get("weight") is None:
-            wrong.append(f"{layer!r} is no layer with a weight")
+            wrong.append(f"{layer!r} is not a layer with a weight")
             continue
-        first = owner.setdefault(id(weight_of(module)), (layer, module))
+        first, holder = owner.setdefault(id(weight_of(module)), (layer, module))
         if weight_of(module).shape != mask.shape:
-            wrong.append(
-                f"{layer!r} has a weight {tuple(weight_of(module).shape)}, and the mask is {tuple(mask.shape)}"
-            )
-        elif first[1] is not module:
-            wrong.append(f"{layer!r} shares the weight of {first[0]!r}, which has a mask of its own")
-        elif weight is not None and weight.shape == mask.shape and bool((weight[~mask] != 0).any()):
-            count = int((weight[~mask] != 0).sum())
-            wrong.append(f"{count} weights of {layer!r} are not 0 where they are masked: were its masks held?")
+            wrong.append(f"{layer!r} has a weight {tuple(weight_of(module).shape)} but a mask {tuple(mask.shape)}")
+        elif holder is not module:
+            wrong.append(f"{layer!r} shares the weight of {first!r}, which has its own mask")
+        elif weight is not None and weight.shape == mask.shape and (count := int((weight[~mask] != 0).sum())):
+            wrong.append(f"{count} weights of {layer!r} are not 0 where they are masked: was it trained without hold?")
         elif mask_of(module) is None:
             bare.append(module)
     if wrong:
-        more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        raise ValueError(f"the masks of {source} do not fit the model: {'; '.join(wrong[:5])}{more}")
+        raise ValueError(f"the masks of {source} do not fit the model: {listed(wrong, separator='; ')}")
     for module in bare:
         module.register_buffer(MASK, torch.ones_like(weight_of(module), dtype=torch.bool))
-    tensors = {**given, **masks}
+    tensors |= masks
     for name, mask in masks.items():
         if (original := tensors.pop(f"{name.removesuffix('mask')}orig", None)) is not None:
             tensors[name.removesuffix("_mask")] = original * mask
@@ -361,7 +342,7 @@ def load_masked(model: nn.Module, state: Mapping[str, Tensor] | str | os.PathLik
     return Masks.of(core)
 
 
-# Masks made at random, or of what torch.nn.utils.prune would prune
+# Random masks, and those of torch.nn.utils.prune
 
 Spread = Literal["erk", "uniform"]
 Criterion = Literal["magnitude", "magnitude_of_layer", "channels"]
@@ -370,19 +351,19 @@ Shape = tuple[int, ...]
 
 def check_sparsity(sparsity: float) -> None:
     if not 0 <= sparsity < 1:
-        raise ValueError(f"sparsity={sparsity!r}: the share of weights that are 0, from 0 to below 1")
+        raise ValueError(f"sparsity={sparsity!r}: need a share of weights from 0 to below 1")
 
 
 def kept_of(weights: int, sparsity: float) -> int:
-    """How many weights are kept; the number of pruned ones is rounded, as torch.nn.utils.prune does."""
+    """The number of weights that are kept; the number of pruned ones is rounded, as in torch.nn.utils.prune."""
     return weights - round(sparsity * weights)
 
 
 def densities_of(shapes: Mapping[str, Shape], sparsity: float, how: Spread = "erk") -> dict[str, float]:
     """The share of weights that each layer keeps, before rounding to whole numbers.
 
-    "erk" (Mocanu et al. 2018, Evci et al. 2020): in proportion to the sum of a weight's sides over their product, for a
-    convolution (inputs + outputs + height + width) / (inputs × outputs × height × width). Where that would pass 1 the
+    "erk" (Mocanu et al. 2018, Evci et al. 2020) is proportional to the sum of a weight's sides over their product, for
+    a convolution (inputs + outputs + height + width) / (inputs × outputs × height × width). Where that exceeds 1 the
     layer is dense and the others share the rest.
     """
     one_of(how, "how", ("erk", "uniform"))
@@ -390,7 +371,7 @@ def densities_of(shapes: Mapping[str, Shape], sparsity: float, how: Spread = "er
     kept = kept_of(sum(sizes.values()), sparsity)
     if how == "uniform":
         return dict.fromkeys(shapes, kept / sum(sizes.values()))
-    raw = {name: sum(shape) / math.prod(shape) for name, shape in shapes.items()}
+    raw = {name: sum(shape) / sizes[name] for name, shape in shapes.items()}
     full: set[str] = set()
     while True:
         rest = [name for name in shapes if name not in full]
@@ -403,10 +384,10 @@ def densities_of(shapes: Mapping[str, Shape], sparsity: float, how: Spread = "er
 
 
 def counts_of(shapes: Mapping[str, Shape], sparsity: float, how: Spread = "erk") -> dict[str, int]:
-    """How many weights each layer keeps: whole numbers by largest remainder, whose sum is exact."""
+    """The number of weights that each layer keeps, rounded by largest remainder; the sum is exact."""
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     shares = {name: density * sizes[name] for name, density in densities_of(shapes, sparsity, how).items()}
-    # A whole share that rounding left a hair below its number is that number.
+    # A share that should be whole may lie just below its number.
     counts = {name: min(math.floor(share + 1e-9 * max(share, 1)), sizes[name]) for name, share in shares.items()}
     missing = kept_of(sum(sizes.values()), sparsity) - sum(counts.values())
     by_remainder = sorted(shares, key=lambda name: counts[name] - shares[name])
@@ -414,8 +395,8 @@ def counts_of(shapes: Mapping[str, Shape], sparsity: float, how: Spread = "erk")
         counts[name] += 1
     if empty := [name for name, count in counts.items() if count == 0]:
         raise ValueError(
-            f"sparsity {sparsity} leaves no weight in {', '.join(map(repr, empty[:5]))}, which would cut the network: "
-            f"take a lower sparsity{', how=' + repr('erk') if how == 'uniform' else ''}, or name such layers in dense"
+            f"sparsity {sparsity} leaves no weight in {_quoted(empty)}, which would cut the network: take a lower "
+            f"sparsity{', how=' + repr('erk') if how == 'uniform' else ''}, or name such layers in dense"
         )
     return counts
 
@@ -423,45 +404,44 @@ def counts_of(shapes: Mapping[str, Shape], sparsity: float, how: Spread = "erk")
 def random_masks(
     model: nn.Module, sparsity: float, *, how: Spread = "erk", seed: int = 0, dense: str | Iterable[str] = ()
 ) -> Masks:
-    """Draw masks at random, and set the weights they mask to 0.
+    """Draw random masks, and set the masked weights to 0.
 
-    `sparsity` is met exactly over all weights with a mask: those of convolutions and linear layers, without the layers
-    named in `dense` (names or globs). `how` spreads it over layers: "erk" keeps more of small
-    layers (Erdős–Rényi–Kernel, Evci et al. 2020), "uniform" the same share of each. The masks come from `seed` alone,
-    the same on every device. A model that has masks is refused.
+    `sparsity` is met exactly over all convolutions and linear layers except those in `dense` (names or globs). `how`
+    distributes it over layers: "erk" keeps more of small layers (Erdős–Rényi–Kernel, Evci et al. 2020), "uniform" the
+    same share of each. The masks depend on `seed` alone, and are the same on every device. Raises if the model has
+    masks.
     """
     check_sparsity(sparsity)
     layers = maskable(model, dense)
     if known := [name for name, module in layers.items() if mask_of(module) is not None]:
-        which = f"{listed(known)} {'has a mask' if len(known) == 1 else 'have masks'}"
-        raise ValueError(f"{which} already: Masks.of(model).remove() takes all off")
+        which = f"{_quoted(known)} {'has a mask' if len(known) == 1 else 'have masks'}"
+        raise ValueError(f"{which} already: Masks.of(model).remove() removes all")
     shapes = {name: tuple(weight_of(module).shape) for name, module in layers.items()}
-    counts = counts_of(shapes, sparsity, how)
     generator = torch.Generator().manual_seed(seed)
     masks = {}
-    for name, shape in shapes.items():
-        mask = torch.zeros(math.prod(shape), dtype=torch.bool)
-        mask[torch.randperm(len(mask), generator=generator)[: counts[name]]] = True
-        masks[name] = mask.view(shape)
+    for name, count in counts_of(shapes, sparsity, how).items():
+        mask = torch.zeros(shapes[name], dtype=torch.bool)
+        mask.view(-1)[torch.randperm(mask.numel(), generator=generator)[:count]] = True
+        masks[name] = mask
     return new_masks(layers, masks)
 
 
 def pruned_masks(
     model: nn.Module, sparsity: float, *, how: Criterion = "magnitude", dense: str | Iterable[str] = ()
 ) -> Masks:
-    """Mask what torch.nn.utils.prune would prune, and set the weights they mask to 0.
+    """Mask the weights that torch.nn.utils.prune would prune, and set them to 0.
 
     "magnitude": the smallest weights of all layers together (global_unstructured with L1Unstructured);
-    "magnitude_of_layer": the same share of each layer (l1_unstructured); "channels": whole output channels of each
-    layer, those with the smallest L1 norm (ln_structured), the same share of each: name the last layer in `dense`,
-    whose channels are the answers. `sparsity` and `dense` as for `random_masks`. A model that has masks is pruned
-    further, to `sparsity` in all; masks that an optimiser holds follow.
+    "magnitude_of_layer": the same share of each layer (l1_unstructured); "channels": in each layer the same share of
+    output channels, those with the smallest L1 norm (ln_structured). Name the last layer, whose channels are the
+    classes, in `dense`. `sparsity` and `dense` as for `random_masks`. A model with masks is pruned further, to
+    `sparsity` in total; masks that an optimiser holds are updated.
     """
     check_sparsity(sparsity)
     layers = maskable(model, dense)
     one_of(how, "how", ("magnitude", "magnitude_of_layer", "channels"))
     if odd := [name for name, module in layers.items() if bool(weight_of(module).isnan().any())]:
-        raise ValueError(f"weights of {listed(odd)} are NaN, so none is the smallest: was the training cut short?")
+        raise ValueError(f"weights of {_quoted(odd)} are NaN, so none is the smallest: did training diverge?")
     bare = {name: _bare(module) for name, module in layers.items()}
     if how == "magnitude":
         kept = torch.cat([_mask(each).flatten() for each in bare.values()])
@@ -490,46 +470,47 @@ def pruned_masks(
 
 
 def _bare(module: nn.Module) -> nn.Module:
-    """A module with the weight and its mask alone: torch prunes it in place of the layer, which keeps its parameter."""
+    """A module with only the weight and its mask: torch prunes it instead of the layer, which keeps its parameter."""
     bare = nn.Module()
     bare.weight = nn.Parameter(weight_of(module).detach(), requires_grad=False)
-    if (own := mask_of(module)) is not None:
-        prune.custom_from_mask(bare, "weight", own.to(bare.weight.dtype))
+    if (mask := mask_of(module)) is not None:
+        prune.custom_from_mask(bare, "weight", mask.to(bare.weight.dtype))
     return bare
 
 
-def _mask(bare: nn.Module) -> Tensor:
-    mask = mask_of(bare)
-    return torch.ones_like(weight_of(bare), dtype=torch.bool) if mask is None else mask != 0
+def _mask(module: nn.Module) -> Tensor:
+    """The mask of a module's weight, True everywhere if it has none."""
+    mask = mask_of(module)
+    return torch.ones_like(weight_of(module), dtype=torch.bool) if mask is None else mask != 0
 
 
 def _further(kept: Tensor, sparsity: float, what: str) -> int:
-    """How many more of these to prune."""
+    """The number of further ones to prune."""
     gone, wanted = int((~kept).sum()), kept.numel() - kept_of(kept.numel(), sparsity)
     if wanted < gone:
         raise ValueError(
-            f"{gone} {what} are pruned already, more than the {wanted} of sparsity {sparsity}: pruning brings none "
-            "back; ask for a higher sparsity"
+            f"{gone} {what} are pruned already, more than the {wanted} of sparsity {sparsity}, and pruning does not "
+            "restore any; choose a higher sparsity"
         )
     return wanted - gone
 
 
-# Masks that change while a network trains: small weights are dropped, as many others grow (RigL, SET)
+# Masks that change during training: small weights are dropped and as many others grow (RigL, SET)
 
 Growth = Literal["gradient", "random"]
 
 
 class Regrow:
-    """Now and then drops a layer's smallest weights and grows as many: `with RigL(masks, steps).hold(optimiser)`.
+    """Regularly drop a layer's smallest weights and grow as many: `with RigL(masks, steps).hold(optimiser)`.
 
-    `how`: those with the largest gradient grow ("gradient": RigL, Evci et al. 2020) or random ones ("random": SET,
-    Mocanu et al. 2018). At every `every`-th of the optimiser's `steps`, before `until` × steps, the share
-    `fraction` / 2 × (1 + cos(π step / (until × steps))) of a layer's kept weights is dropped, rounded down, and as many
-    of those that are not kept grow; one that was dropped may grow back, and then keeps its weight. So a layer's density
-    never changes. The step of an update trains the weights that stay; new ones are 0 after it, with no momentum, and
-    train from the next step on. An update whose gradients are not all finite is left out.
+    `how` chooses the weights that grow: those with the largest gradient ("gradient": RigL, Evci et al. 2020) or random
+    ones ("random": SET, Mocanu et al. 2018). At every `every`-th of the optimiser's `steps`, before `until` × steps,
+    the share `fraction` / 2 × (1 + cos(π step / (until × steps))) of a layer's kept weights is dropped, rounded down,
+    and as many masked ones grow; a weight that was just dropped may grow back with its value. A layer's density never
+    changes. The step of an update trains the weights that stay; new ones are 0 after it, without momentum, and train
+    from the next step on. An update is skipped if a gradient is not finite.
 
-    It is used wherever masks are (`hold`, `fit(…, masks=)`); the masks themselves must not be held beside it.
+    Use it wherever masks are used (`hold`, `fit(…, masks=)`); do not hold the masks themselves as well.
     """
 
     def __init__(
@@ -547,17 +528,17 @@ class Regrow:
         whole_number(steps, "steps", least=1, why="steps of the optimiser")
         whole_number(every, "every", least=1, why="steps of the optimiser")
         if not 0 < fraction < 1:
-            raise ValueError(f"fraction={fraction!r}: the share of kept weights the first update changes, in (0, 1)")
+            raise ValueError(f"fraction={fraction!r}: need a share of kept weights between 0 and 1")
         if not 0 < until <= 1:
-            raise ValueError(f"until={until!r}: the share of the steps in which masks change, above 0 and up to 1")
+            raise ValueError(f"until={until!r}: need a share of the steps, above 0 and at most 1")
         self.masks, self.steps, self.how, self.every = masks, steps, how, every
         self.fraction, self.until, self.seed = fraction, until, seed
-        self.step = 0  # of the optimiser, so far
-        self.last: list[dict[str, Any]] = []  # the last update: layer, dropped, and how many of the grown are new
+        self.step = 0  # steps of the optimiser so far
+        self.last: list[dict[str, Any]] = []  # the last update: layer, number dropped, number new among the grown
 
     @property
     def due(self) -> bool:
-        """Whether the next step changes the masks: such a step cannot be recorded in a CUDA graph."""
+        """Whether the next step changes the masks, so that it cannot be recorded in a CUDA graph."""
         step = self.step + 1
         return step % self.every == 0 and step < self.until * self.steps
 
@@ -574,19 +555,19 @@ class Regrow:
                 self._update(optimiser)
             self.step += 1
 
-        first = before_update(optimiser, before_step)  # before gradients are masked
+        update = before_update(optimiser, before_step)  # registered first: it needs the gradients unmasked
         try:
             with self.masks.hold(optimiser):
                 yield self
         finally:
-            first.remove()
+            update.remove()
 
     def settings(self) -> dict[str, Any]:
         """The options, which a checkpoint compares."""
         return {name: getattr(self, name) for name in ("steps", "how", "every", "fraction", "until", "seed")}
 
     def state_dict(self) -> dict[str, int]:
-        """The steps so far; a checkpoint has the masks with the model."""
+        """The steps so far; a checkpoint stores the masks with the model."""
         return {"step": self.step}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
@@ -598,9 +579,7 @@ class Regrow:
     @torch.no_grad()
     def _update(self, optimiser: torch.optim.Optimizer) -> None:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "masks change in this step, which a CUDA graph cannot record: take steps that are `due` apart"
-            )
+            raise RuntimeError("a CUDA graph cannot record this step, which changes masks: run `due` steps outside it")
         trained = {id(p) for group in optimiser.param_groups for p in group["params"]}
         weights = {layer: self.masks.weight(layer) for layer in self.masks}
         gradients = {layer: w.grad for layer, w in weights.items() if id(w) in trained and w.grad is not None}
@@ -621,7 +600,7 @@ class Regrow:
             after = before.index_fill(0, dropped, False)
             grown = score.flatten().masked_fill(after, -1).topk(count).indices
             after = after.index_fill(0, grown, True)
-            gradient.mul_(mask)  # new weights wait for the next step
+            gradient.mul_(mask)  # new weights train from the next step on
             self.masks.set(layer, after.view(mask.shape))
             self.last.append({"layer": layer, "dropped": count, "new": int((after & ~before).sum())})
         self.masks.clear(optimiser)
@@ -631,61 +610,60 @@ RigL = partial(Regrow, how="gradient")
 SET = partial(Regrow, how="random")
 
 
-# What a network costs, dense and as far as its masks keep it
+# The cost of a network, dense and with its masks
 
 
 @dataclass(frozen=True)
 class SparseCost:
-    """Parameters and FLOPs of a network, as it stands in memory and, `kept`, after its masks.
+    """Parameters and FLOPs of a network, dense and (`kept_…`) with its masks.
 
-    FLOPs are those of one forward, a multiplication and an addition being two; elementwise work is not counted.
+    FLOPs are those of one forward, with two for a multiplication and addition; elementwise operations do not count.
     """
 
     parameters: int
     kept_parameters: int
     flops: int
     kept_flops: int
-    layers: list[dict[str, Any]]  # one row per layer with a weight: layer, weights, kept, flops, kept_flops
+    layers: list[dict[str, Any]]  # one row per layer: layer, weights, kept, flops, kept_flops
 
     @property
     def sparsity(self) -> float:
-        """The share of 0 among all parameters, those without a mask among them."""
+        """The share of masked parameters among all, including those without a mask."""
         return 1 - self.kept_parameters / self.parameters
 
 
 def sparse_cost(model: nn.Module, *args: Any, **kwargs: Any) -> SparseCost:
-    """Count a network and its forward on these inputs, with torch's FlopCounterMode.
+    """Count the parameters of a network and the FLOPs of a forward on these inputs, by torch's FlopCounterMode.
 
-    Products and convolutions with a masked weight count kept / weights of their FLOPs, which is a whole number: each
-    weight takes part in the same number of multiplications. All others count whole. It is the work that is needed, not
-    what torch does: masked weights are multiplied all the same, and pruned channels stay in the tensors, also as inputs
-    of the next layer. A weight that several modules share is counted once among parameters, and in every product.
+    A product or convolution with a masked weight counts kept / weights of its FLOPs, a whole number since each weight
+    takes part in equally many multiplications; all others count fully. This is the work that is needed, not what torch
+    does: it multiplies masked weights too, and pruned channels stay in the tensors, also as inputs of the next layer.
+    A weight that several modules share counts once among parameters, and in every product.
     """
     core = unwrap(model)
     modules = Names.of(core).by_name
     rows: dict[tuple[int, int], dict[str, Any]] = {}  # by where the weight is in memory
     for name in layers_of(core):
-        weight, mask = weight_of(modules[name]), mask_of(modules[name])
-        kept = weight.numel() if mask is None else int((mask != 0).sum())
+        weight, kept = weight_of(modules[name]), int(_mask(modules[name]).sum())
         rows[_where(weight)] = {"layer": name, "weights": weight.numel(), "kept": kept, "flops": 0}
 
-    def noting(formula: Callable[..., int]) -> Callable[..., int]:
-        """The formula of an operation, which also adds its FLOPs to the layer whose weight it takes."""
+    def recording(formula: Callable[..., int]) -> Callable[..., int]:
+        """Wrap the formula of an operation, to add its FLOPs to the layer whose weight it takes."""
 
-        def noted(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
+        def recorded(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
             flops = formula(*args, out_val=out_val, **kwargs)
-            tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-            if row := next((rows[_where(each)] for each in tensors if _where(each) in rows), None):
+            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            if row := next((rows[_where(leaf)] for leaf in tensors if _where(leaf) in rows), None):
                 row["flops"] += flops
             return flops
 
-        noted._get_raw = True  # type: ignore[attr-defined]  # the tensors, not only their shapes
-        return noted
+        recorded._get_raw = True  # type: ignore[attr-defined]  # the tensors, not only their shapes
+        return recorded
 
-    formulas = {packet: noting(formula) for packet, formula in flop_registry.items()}
+    formulas = {packet: recording(formula) for packet, formula in flop_registry.items()}
     counter = FlopCounterMode(display=False, custom_mapping=formulas)
     device = next((p.device.type for p in core.parameters()), "cpu")
-    # Without autocast, which multiplies copies of the weights that could not be told from other tensors.
+    # Without autocast, whose copies of the weights could not be recognised.
     with as_found(core), attention_in_parts, _PLAIN_ATTENTION, torch.autocast(device, enabled=False), counter:
         core(*args, **kwargs)
     for row in rows.values():
@@ -700,29 +678,29 @@ def sparse_cost(model: nn.Module, *args: Any, **kwargs: Any) -> SparseCost:
     )
 
 
-# As plain products: torch's counter does not see those of the fused transformer layer and of flash on a CPU.
+# Torch's counter does not see the products of the fused transformer layer, or of flash attention on a CPU.
 _PLAIN_ATTENTION = Shared(lambda: sdpa_kernel(SDPBackend.MATH))
 
 
 def _where(tensor: Tensor) -> tuple[int, int]:
-    """The memory a tensor starts in: the same for a weight and its transpose."""
+    """Where a tensor starts in memory: the same for a weight and its transpose."""
     return tensor.untyped_storage()._cdata, int(tensor.storage_offset())
 
 
-# How close weights are to 0
+# Small weights
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
 @torch.no_grad()
 def epsilon_sparsity(model: nn.Module, epsilon: float, *, layers: str | Iterable[str] = "*") -> float:
-    """The share of weights w with |w| ≤ ε among those of convolutions and linear layers; with ε = 0 the sparsity.
+    """The share of weights of convolutions and linear layers with |w| ≤ ε; with ε = 0 the sparsity.
 
-    It depends on the scale of the weights: before a batch norm all of them can be made smaller than any ε, and the
-    network computes the same. `layers`: names or globs.
+    It depends on the scale of the weights: before a batch norm all of them can be made smaller than any ε without
+    changing what the network computes. `layers`: names or globs.
     """
     if not (math.isfinite(epsilon) and epsilon >= 0):
-        raise ValueError(f"epsilon={epsilon!r}: a number from 0 on")
+        raise ValueError(f"epsilon={epsilon!r}: need a number of at least 0")
     weights = [weight_of(module) for module in _chosen(model, layers).values()]
     small = torch.stack([(weight.abs() <= epsilon).sum().cpu() for weight in weights]).sum()
     return int(small) / sum(weight.numel() for weight in weights)
@@ -730,7 +708,7 @@ def epsilon_sparsity(model: nn.Module, epsilon: float, *, layers: str | Iterable
 
 @dataclass(frozen=True)
 class Histogram:
-    """How many weights are in each bin; the last bin has its right edge, as in NumPy."""
+    """The number of weights in each bin; the last bin includes its right edge, as in NumPy."""
 
     counts: Numbers  # (bins,)
     edges: Numbers  # (bins + 1,)
@@ -748,15 +726,15 @@ def weight_histogram(
 ) -> Histogram:
     """A histogram over [−limit, limit] of the weights of convolutions and linear layers; limit=None: the largest |w|.
 
-    Weights that a mask sets to 0 are left out unless `masked`. `layers`: names or globs.
+    Masked weights are left out unless `masked`. `layers`: names or globs.
     """
     whole_number(bins, "bins", least=1)
     if limit is not None:
         positive(limit, "limit", why="None takes the largest weight")
     parts = []
     for module in _chosen(model, layers).values():
-        weight, mask = weight_of(module).detach(), mask_of(module)
-        parts.append((weight.flatten() if mask is None or masked else weight[mask != 0]).double().cpu())
+        weight = weight_of(module).detach()
+        parts.append((weight.flatten() if masked else weight[_mask(module)]).double().cpu())
     values = torch.cat(parts).numpy()
     if not np.isfinite(values).all():
         raise ValueError(f"{int((~np.isfinite(values)).sum())} weights of the model are NaN or infinite")
@@ -769,7 +747,7 @@ def weight_histogram(
 
 
 class WeightHistograms:
-    """Histograms along training: `fit(…, after_epoch=histograms.record)`, or `record(step)` in any loop.
+    """Histograms during training: `fit(…, after_epoch=histograms.record)`, or `record(step)` in any loop.
 
     All have the same bins, so `limit` is needed; `counts` is (steps, bins). `layers` and `masked` as for
     `weight_histogram`.
@@ -779,7 +757,7 @@ class WeightHistograms:
         self._histogram = partial(weight_histogram, model, bins, limit, **options)
         self.edges = self._histogram().edges
         self.steps: list[int] = []
-        self.outside: list[int] = []  # how many weights were beyond the limit at each step
+        self.outside: list[int] = []  # the number of weights beyond the limit at each step
         self._counts: list[Numbers] = []
 
     def record(self, step: int) -> None:
@@ -795,5 +773,5 @@ class WeightHistograms:
 
 def _chosen(model: nn.Module, layers: str | Iterable[str]) -> dict[str, nn.Module]:
     known = maskable(model)
-    wanted = matching(known, layers, "layers")
-    return {name: module for name, module in known.items() if name in wanted}
+    chosen = _named_layers(known, layers, "layers")
+    return {name: module for name, module in known.items() if name in chosen}

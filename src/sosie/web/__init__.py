@@ -1,4 +1,4 @@
-"""The explorer: a zoo in the browser, served on this machine and read only."""
+"""The explorer: a zoo in the browser, read-only and served on this machine."""
 
 from .app import create_app
 from .serving import serve

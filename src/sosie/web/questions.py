@@ -1,4 +1,4 @@
-"""What the explorer asks a zoo: about one model or two, about all, the map, and recorded runs; answers are JSON."""
+"""The questions of the explorer: about one model or two, about all, the map, and recorded runs; answers are JSON."""
 
 from __future__ import annotations
 
@@ -28,28 +28,33 @@ WHAT = {"cka": "debiased CKA", "weights": "wCKA", "atoms": "atom cosine"}
 MOST_FAMILY = 100
 
 
-def about(zoo: Zoo) -> dict[str, Any]:
-    """What the front end needs to know of the zoo."""
+def about(zoo: Zoo, most_bytes: int) -> dict[str, Any]:
+    """Return what the front end needs to know about the zoo."""
     settings = zoo.settings
-    there = {kind_of(key) for key in zoo.store.kinds()}
+    present = {kind_of(key) for key in zoo.store.kinds()}
     return {
         "name": zoo.folder.absolute().name, "models": len(zoo), "failed": len(zoo.failed()), "probe": settings.probe,
-        "n": settings.n, "size": settings.size, "kinds": [kind for kind in settings.kinds if kind in there],
-        "what": WHAT, "version": __version__, "ramp": RAMP, "choices": zoo.store.choices(),
+        "n": settings.n, "size": settings.size, "kinds": [kind for kind in settings.kinds if kind in present],
+        "what": WHAT, "version": __version__, "ramp": RAMP, "choices": zoo.store.choices(), "most_bytes": most_bytes,
     }  # fmt: skip
 
 
-def facts_of(zoo: Zoo, model: int) -> dict[str, Any]:
-    """Of a model that is in the zoo now."""
-    found = zoo.store.short_facts("id", [model])
-    if not found:
-        raise UnknownModel(f"no model number {model} in this zoo: it was removed, or never there")
-    return found[0]
+def models(zoo: Zoo, limit: int, offset: int, **options: Any) -> dict[str, Any]:
+    """Return a page of the models."""
+    return zoo.store.page(limit, offset, **options)
+
+
+def facts_of(zoo: Zoo, number: int) -> dict[str, Any]:
+    """Return the facts of a model that is in the zoo now."""
+    rows = zoo.store.short_facts("id", [number])
+    if not rows:
+        raise UnknownModel(f"no model number {number} in this zoo: it was removed, or never existed")
+    return rows[0]
 
 
 def model(zoo: Zoo, number: int) -> dict[str, Any]:
-    """All that is known of a model, but for its vectors."""
-    with zoo.store.reading():  # all of one moment, in one transaction
+    """Return all facts of a model, without its vectors."""
+    with zoo.store.reading():  # one transaction: all of one moment
         facts = facts_of(zoo, number)
         stored = zoo.store.read(number, kinds=())
         related = zoo.store.relatives(number)
@@ -68,13 +73,13 @@ def _kinds(zoo: Zoo, number: int) -> dict[str, list[str]]:
 def near(
     zoo: Zoo, query: int | Fingerprint, *, k: int, kind: str, by: str, site: str | None = None, **filters: Any
 ) -> dict[str, Any]:
-    """The models, or layers, nearest to a model of the zoo or to a fingerprint that was sent; never itself."""
-    # Never a text: one that is no name in the zoo is opened as a model, which may run a file of that name.
-    asked = query if isinstance(query, Fingerprint) else _as_query(zoo, query)
-    found = zoo.search(asked, k=k, kind=kind, by=by, site=site, **filters)
-    picked = (*FACTS, "site_a", "site_b", "value", "estimated", "exact")
-    rows = [{name: row[name] for name in picked} for row in found.rows()]
-    return {"kind": kind, "what": WHAT[kind], "by": by, "searched": found.asked["searched"], "rows": rows}
+    """Return the models or layers nearest to a model of the zoo or to a fingerprint that was sent; never itself."""
+    # Never search by a string: one that is no name in the zoo is opened as a model, which may run a file of that name.
+    model = query if isinstance(query, Fingerprint) else _as_query(zoo, query)
+    answer = zoo.search(model, k=k, kind=kind, by=by, site=site, **filters)
+    columns = (*FACTS, "site_a", "site_b", "value", "estimated", "exact")
+    rows = [{name: row[name] for name in columns} for row in answer.rows()]
+    return {"kind": kind, "what": WHAT[kind], "by": by, "searched": answer.asked["searched"], "rows": rows}
 
 
 def _as_query(zoo: Zoo, number: int) -> Query:
@@ -83,30 +88,30 @@ def _as_query(zoo: Zoo, number: int) -> Query:
 
 
 def family(zoo: Zoo, number: int, k: int) -> dict[str, Any]:
-    """The models that it may come from, or that come from it, with what was recorded of them."""
-    found = zoo.family(_as_query(zoo, number), k)
-    parent = found.asked["recorded_parent"]
+    """Return the models that a model may come from, or that come from it, with their recorded relation."""
+    answer = zoo.family(_as_query(zoo, number), k)
+    parent = answer.asked["recorded_parent"]
     known = _numbers(zoo, [parent] if parent else [])
-    picked = (*FACTS, "recorded", "score", "above", "early", "cka", "weights", "atoms")
+    columns = (*FACTS, "recorded", "score", "above", "early", "cka", "weights", "atoms")
     return {
         "parent": None if parent is None else {"name": parent, "id": known.get(parent)},
-        "candidates": found.asked["candidates"], "total": len(found),
-        "rows": [{name: row[name] for name in picked} for row in found.rows()[:MOST_FAMILY]],
-        "notes": list(found.notes),
+        "candidates": answer.asked["candidates"], "total": len(answer),
+        "rows": [{name: row[name] for name in columns} for row in answer.rows()[:MOST_FAMILY]],
+        "notes": list(answer.notes),
     }  # fmt: skip
 
 
 def _numbers(zoo: Zoo, names: list[str]) -> dict[str, int]:
-    """The ids of models by their names; removed ones are left out."""
+    """Return the ids of models by name, without removed ones."""
     return {row["name"]: row["id"] for row in zoo.store.short_facts("name", names)}
 
 
 def pair(zoo: Zoo, first: int, second: int, *, kind: str, exact: bool) -> dict[str, Any]:
-    """Every site of one model against every site of another."""
+    """Compare every site of one model with every site of another."""
     with zoo.store.reading():
         sides = [facts_of(zoo, number) for number in (first, second)]
         kinds = [_kinds(zoo, number) for number in (first, second)]
-    # The whole vectors are large: where they are asked for, nothing else is read.
+    # The whole vectors are large: with exact=True nothing else is read.
     keys = [EXACT] if exact and kind == "cka" else [key for key in zoo.store.kinds() if kind_of(key) == kind]
     prints = [zoo.settings.fingerprint(zoo.store.read(number, kinds=keys)) for number in (first, second)]
     values = prints[0].cosine(prints[1], kind, exact=exact)
@@ -118,25 +123,25 @@ def pair(zoo: Zoo, first: int, second: int, *, kind: str, exact: bool) -> dict[s
     }  # fmt: skip
 
 
-# Questions about all models, put to the zoo: which belong together, which are there twice
+# Questions about all models: clusters and duplicates
 
 MOST_HELD = 20_000  # models: among more, duplicates take longer than a reader waits
 SAME, ALIKE = "same weights", "alike at every site"
 
 
 def clusters(zoo: Zoo, kind: str, k: int | None, filters: dict[str, Any]) -> dict[str, Any]:
-    """Groups with their centres, and the group of every model: by group, and in it the most typical first."""
-    found = zoo.clusters(k, kind, **filters)
+    """Return groups with their centres, and the group of every model, sorted by group, the most typical first."""
+    answer = zoo.clusters(k, kind, **filters)
     groups: dict[int, list[dict[str, Any]]] = {}
-    for row in found.found:
+    for row in answer.found:
         groups.setdefault(row["cluster"], []).append(row)
-    asked = found.asked
+    asked = answer.asked
     return {
-        "kind": kind, "what": WHAT[kind], "total": len(found), "silhouette": asked["silhouette"],
+        "kind": kind, "what": WHAT[kind], "total": len(answer), "silhouette": asked["silhouette"],
         "chosen": asked["chosen"], "groups": [_group(number, groups[number]) for number in sorted(groups)],
-        "ids": [row["id"] for row in found.found], "clusters": [row["cluster"] for row in found.found],
-        "similarities": [None if row["similarity"] is None else round(row["similarity"], 6) for row in found.found],
-        "notes": list(found.notes),
+        "ids": [row["id"] for row in answer.found], "clusters": [row["cluster"] for row in answer.found],
+        "similarities": [None if row["similarity"] is None else round(row["similarity"], 6) for row in answer.found],
+        "notes": list(answer.notes),
     }  # fmt: skip
 
 
@@ -151,181 +156,162 @@ def _group(number: int, rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def members(zoo: Zoo, whole: bytes, number: int, limit: int, offset: int) -> dict[str, Any]:
-    """A page of the models of one group, of an answer of `clusters`."""
-    found = json.loads(whole)
-    group = next((group for group in found["groups"] if group["cluster"] == number), None)
+    """Return a page of the models of one group, from an answer of `clusters`."""
+    answer = json.loads(whole)
+    group = next((group for group in answer["groups"] if group["cluster"] == number), None)
     if group is None:
-        raise UnknownModel(f"no cluster {number}: there are {len(found['groups'])}, counted from 0")
+        raise UnknownModel(f"no cluster {number}: there are {len(answer['groups'])}, counted from 0")
     every = [
         (model, similarity)
-        for model, cluster, similarity in zip(found["ids"], found["clusters"], found["similarities"], strict=True)
+        for model, cluster, similarity in zip(answer["ids"], answer["clusters"], answer["similarities"], strict=True)
         if cluster == number
     ]
-    some = every[offset : offset + limit]
-    facts = {row["id"]: row for row in zoo.store.short_facts("id", [model for model, _ in some])}
-    rows = [{**facts[model], "similarity": similarity} for model, similarity in some if model in facts]
+    page = every[offset : offset + limit]
+    facts = {row["id"]: row for row in zoo.store.short_facts("id", [model for model, _ in page])}
+    rows = [{**facts[model], "similarity": similarity} for model, similarity in page if model in facts]
     return {"group": group, "total": len(every), "offset": offset, "rows": rows}
 
 
 def duplicates(zoo: Zoo, kind: str, threshold: float) -> dict[str, Any]:
-    """Every model that is there under another name already, with the first that it is like."""
+    """Return every model that the zoo also has under an earlier name, with that name."""
     if (count := len(zoo)) > MOST_HELD:
         raise ValueError(
-            f"{count:,} models: the explorer looks for duplicates among at most {MOST_HELD:,}. `sosie zoo duplicates` "
-            "looks among all"
+            f"{count:,} models: the explorer looks for duplicates among at most {MOST_HELD:,}, `sosie zoo duplicates` "
+            "among all"
         )
-    found = zoo.duplicates(threshold, kind)
-    numbers = _numbers(zoo, list({row[key]: None for row in found.found for key in ("name", "same_as")}))
-    rows = []
-    for row in found.found:
-        if row["name"] in numbers and row["same_as"] in numbers:
-            named = {"id": numbers[row["name"]], "same_id": numbers[row["same_as"]]}
-            picked = ("name", "same_as", "why", "value", "exact", "architecture", "task", "tags", "parent")
-            rows.append({**named, **{name: row[name] for name in picked}})
+    answer = zoo.duplicates(threshold, kind)
+    numbers = _numbers(zoo, list({row[key]: None for row in answer.found for key in ("name", "same_as")}))
+    columns = ("name", "same_as", "why", "value", "exact", "architecture", "task", "tags", "parent")
+    rows = [
+        {"id": numbers[row["name"]], "same_id": numbers[row["same_as"]]} | {name: row[name] for name in columns}
+        for row in answer.found
+        if row["name"] in numbers and row["same_as"] in numbers
+    ]
     return {
-        "kind": kind, "what": WHAT[kind], "threshold": threshold, "models": found.asked["models"], "rows": rows,
-        "notes": list(found.notes),
+        "kind": kind, "what": WHAT[kind], "threshold": threshold, "models": answer.asked["models"], "rows": rows,
+        "notes": list(answer.notes),
     }  # fmt: skip
 
 
 def page_of_duplicates(whole: bytes, why: str | None, limit: int, offset: int) -> dict[str, Any]:
-    """Some rows of an answer of `duplicates`, of one reason or both, and how many there are of each."""
-    found = json.loads(whole)
-    counts = Counter(row["why"] for row in found["rows"])
-    rows = [row for row in found["rows"] if why is None or row["why"] == {"weights": SAME, "alike": ALIKE}[why]]
+    """Return some rows of an answer of `duplicates`, for one reason or both, and the count of each."""
+    answer = json.loads(whole)
+    counts = Counter(row["why"] for row in answer["rows"])
+    rows = [row for row in answer["rows"] if why is None or row["why"] == {"weights": SAME, "alike": ALIKE}[why]]
     return {
-        **found, "same_weights": counts[SAME], "alike": counts[ALIKE], "total": len(rows), "offset": offset,
+        **answer, "same_weights": counts[SAME], "alike": counts[ALIKE], "total": len(rows), "offset": offset,
         "rows": rows[offset : offset + limit],
     }  # fmt: skip
 
 
-# The map of all models, and where a fingerprint that was sent belongs on it
+# The map of all models, and the place of a fingerprint on it
 
 MOST_POINTS = 20_000
-REFERENCES = 10  # models that a place is worked out from
+REFERENCES = 10  # models that determine the place
 
 
-class Maps:
-    """The last map of each kind, as it is shown, so that what is sent is put on that one."""
-
-    def __init__(self, zoo: Zoo) -> None:
-        self._zoo = zoo
-        self._last: dict[str, Map] = {}
-
-    def answer(self, kind: str) -> dict[str, Any]:
-        """All models as points, near ones near each other; beyond the most evenly picked ones."""
-        found = self._zoo.map(kind)
-        self._last[kind] = found
-        rows = list(found.found)
-        if len(rows) > MOST_POINTS:
-            rows = [rows[k] for k in np.linspace(0, len(rows) - 1, MOST_POINTS).round().astype(int)]
-        points = [
-            {name: row[name] for name in FACTS} | {"x": round(row["x"], 6), "y": round(row["y"], 6)} for row in rows
-        ]
-        landmarks = found.asked["landmarks"]
-        return {
-            "kind": kind, "what": WHAT[kind], "total": len(found), "landmarks": landmarks, "points": points,
-            "stress": found.stress,
-        }  # fmt: skip
-
-    def place(self, kind: str, sent: Fingerprint) -> dict[str, Any] | None:
-        """Where a fingerprint lies on the map that was answered last; None where models were removed meanwhile.
-
-        As landmark scaling places a model (de Silva and Tenenbaum 2004), from its squared distances to the models
-        that the map was laid out around. That is linear in them, and gives those models their own places: so what it
-        takes is the place of a few models, and how far the distances are from theirs.
-        """
-        last = self._last.get(kind)
-        if last is None or len(last) < last.asked["models"]:  # some were removed while it was made
-            return None
-        vectors = vectors_of(self._zoo, kind)
-        key = sent.key(kind)
-        rows = np.ascontiguousarray(sent.vectors[key], np.float32)
-        zero = np.zeros(1, np.int64)
-        mine = Vectors(key, rows, zero, zero, np.array([len(rows)], np.int64))
-        if key != vectors.kind:
-            raise NotComparable("its atoms have other coefficients than those of the zoo, and nothing in common")
-        landmarks, models = last.asked["landmarks"], last.asked["models"]
-        laid_around = np.arange(models) if landmarks is None else drawn(models, landmarks, last.asked["seed"])
-        there = {*vectors.models.tolist()}
-        anchors = [row for row in (last.found[k] for k in laid_around) if row["id"] in there]
-        if not anchors:
-            return None
-        some = vectors.part(np.searchsorted(vectors.models, [row["id"] for row in anchors]))
-        points = np.array([(row["x"], row["y"]) for row in anchors])
-        alike = similarities(some, mine)
-        near = np.sort(np.argsort(-alike[0], kind="stable")[:REFERENCES])
-        squared = squared_distances(alike)
-        theirs = squared_distances(similarities(some, some.part(near)))
-        point = points[near].mean(0) + placed(points, theirs, squared)[0]
-        x, y = (round(float(axis), 6) for axis in point)
-        return {"x": x, "y": y, "models": len(anchors), "stress": stress_of(point[None], points, squared)}
+def shown_map(answer: Map) -> dict[str, Any]:
+    """Return all models as points, or evenly spread ones if there are too many to show."""
+    rows, kind = list(answer.found), answer.asked["kind"]
+    if len(rows) > MOST_POINTS:
+        rows = [rows[k] for k in np.linspace(0, len(rows) - 1, MOST_POINTS).round().astype(int)]
+    points = [{name: row[name] for name in FACTS} | {"x": round(row["x"], 6), "y": round(row["y"], 6)} for row in rows]
+    return {
+        "kind": kind, "what": WHAT[kind], "total": len(answer), "landmarks": answer.asked["landmarks"],
+        "points": points, "stress": answer.stress,
+    }  # fmt: skip
 
 
-# Dynamics that lie in the zoo's folder `runs/`: saved results, looked at through a slider
+def place(zoo: Zoo, last: Map | None, kind: str, sent: Fingerprint) -> dict[str, Any] | None:
+    """Return the place of a fingerprint on the last map; None if models were removed meanwhile.
+
+    Landmark scaling places a model by its squared distances to the models that the map is laid out around (de Silva and
+    Tenenbaum 2004). That is linear in the distances, and gives those models their own places: so the place of a few
+    models is enough, with the difference of the distances from theirs.
+    """
+    if last is None or len(last) < last.asked["models"]:  # some were removed while it was made
+        return None
+    vectors = vectors_of(zoo, kind)
+    key = sent.key(kind)
+    rows = np.ascontiguousarray(sent.vectors[key], np.float32)
+    zero = np.zeros(1, np.int64)
+    sent_vectors = Vectors(key, rows, zero, zero, np.array([len(rows)], np.int64))
+    if key != vectors.kind:
+        raise NotComparable("its atoms have other coefficients than those of the zoo, and cannot be compared")
+    landmarks, models = last.asked["landmarks"], last.asked["models"]
+    chosen = np.arange(models) if landmarks is None else drawn(models, landmarks, last.asked["seed"])
+    present = {*vectors.models.tolist()}
+    anchors = [row for row in (last.found[k] for k in chosen) if row["id"] in present]
+    if not anchors:
+        return None
+    anchor_vectors = vectors.part(np.searchsorted(vectors.models, [row["id"] for row in anchors]))
+    points = np.array([(row["x"], row["y"]) for row in anchors])
+    similarity = similarities(anchor_vectors, sent_vectors)
+    near = np.sort(np.argsort(-similarity[0], kind="stable")[:REFERENCES])
+    squared = squared_distances(similarity)
+    near_squared = squared_distances(similarities(anchor_vectors, anchor_vectors.part(near)))
+    point = points[near].mean(0) + placed(points, near_squared, squared)[0]
+    x, y = (round(float(axis), 6) for axis in point)
+    return {"x": x, "y": y, "models": len(anchors), "stress": stress_of(point[None], points, squared)}
+
+
+# Dynamics in the zoo's folder `runs/`: saved results, shown with a slider
 
 MOST_BYTES = 32 * 2**20
 MOST_RUNS = 1000
 
 
-class UnknownRun(ValueError):
-    """No run of that name."""
-
-
-def listed(folder: Path) -> list[dict[str, Any]]:
-    """The files of `runs/` by name; links are not followed."""
-    found: list[dict[str, Any]] = []
+def list_runs(folder: Path) -> list[dict[str, Any]]:
+    """Return the files of `runs/` by name; links are not followed."""
     if (folder / "runs").is_symlink():
-        return found
+        return []
     try:
         entries = sorted(os.scandir(folder / "runs"), key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
-        return found
-    for entry in entries:
-        if entry.name.endswith(".json") and entry.is_file(follow_symlinks=False) and _decent(entry.name):
-            found.append({"name": entry.name.removesuffix(".json"), "bytes": entry.stat(follow_symlinks=False).st_size})
-    return found[:MOST_RUNS]
-
-
-def _decent(name: str) -> bool:
-    return name.isprintable() and "/" not in name and "\\" not in name
+        return []
+    runs = [
+        {"name": entry.name.removesuffix(".json"), "bytes": entry.stat(follow_symlinks=False).st_size}
+        for entry in entries
+        if entry.name.endswith(".json") and entry.name.isprintable() and entry.is_file(follow_symlinks=False)
+    ]
+    return runs[:MOST_RUNS]
 
 
 def stamp(folder: Path, name: str) -> tuple[int, int]:
-    """Changes when the file does."""
-    found = _placed(folder, name).stat()
-    return found.st_mtime_ns, found.st_size
+    """Return what changes when the file of a run does."""
+    facts = _path_of(folder, name).stat()
+    return facts.st_mtime_ns, facts.st_size
 
 
-def _placed(folder: Path, name: str) -> Path:
-    """The file of a run: one that is listed, or none. A name is never made into a path before that."""
-    if name not in {run["name"] for run in listed(folder)}:
-        raise UnknownRun(f"no run {visible(name[:200])!r} in the zoo's folder runs/")
+def _path_of(folder: Path, name: str) -> Path:
+    """Return the file of a run that is listed; other names never become a path."""
+    if name not in {run["name"] for run in list_runs(folder)}:
+        raise UnknownModel(f"no run {visible(name[:200])!r} in the zoo's folder runs/")
     return folder / "runs" / f"{name}.json"
 
 
-def opened(folder: Path, name: str) -> dict[str, Any]:
-    """A run as the front end shows it."""
-    path = _placed(folder, name)
+def run(folder: Path, name: str) -> dict[str, Any]:
+    """Return a run as the front end shows it."""
+    path = _path_of(folder, name)
     facts = path.lstat()
     if not stat.S_ISREG(facts.st_mode) or facts.st_size > MOST_BYTES:
         raise DamagedFile(f"{path.name} has {facts.st_size:,} bytes; runs of up to {MOST_BYTES:,} are shown")
     try:
-        run = Dynamics.load(path)
+        dynamics = Dynamics.load(path)
     except DamagedFile as error:
         raise DamagedFile(str(error).replace(str(path), path.name)) from error
     return {
-        "name": name, "names": [run.name_a, run.name_b], "two_runs": run.two_runs, "what": run.what,
-        "sites": list(run.sites), "steps_a": list(run.steps_a), "steps_b": list(run.steps_b),
-        "measures": [_measure(run, measure) for measure in run.values],
+        "name": name, "names": [dynamics.name_a, dynamics.name_b], "two_runs": dynamics.two_runs,
+        "what": dynamics.what, "sites": list(dynamics.sites), "steps_a": list(dynamics.steps_a),
+        "steps_b": list(dynamics.steps_b), "measures": [_measure(dynamics, measure) for measure in dynamics.values],
     }  # fmt: skip
 
 
-def _measure(run: Dynamics, name: str) -> dict[str, Any]:
-    values, scale = run[name], full_scale(run[name])
-    settled = {} if run.two_runs else run.settled(THRESHOLDS[0], name)
+def _measure(dynamics: Dynamics, name: str) -> dict[str, Any]:
+    values, scale = dynamics[name], full_scale(dynamics[name])
+    settled = {} if dynamics.two_runs else dynamics.settled(THRESHOLDS[0], name)
     return {
         "name": name, "value": values.value.tolist(), "closer": values.closer, "ends": [scale.far, scale.alike],
-        "threshold": THRESHOLDS[0], "settled": [settled.get(site) for site in run.sites],
+        "threshold": THRESHOLDS[0], "settled": [settled.get(site) for site in dynamics.sites],
         "caveats": list(dict.fromkeys(caveat.text for caveat in values.caveats)),
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""A socket, and a server on it."""
+"""The socket of the explorer, and the server on it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..zoo import Zoo
 from .app import create_app
 
 BACKLOG = 512
-LONGEST_HEAD = 32 * 2**10  # bytes of a request's first lines
+LONGEST_HEAD = 32 * 2**10  # bytes of the head of a request
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
+    """Return whether only this machine can reach the address."""
     if host == "localhost":
         return True
     try:
@@ -30,26 +30,26 @@ def is_loopback(host: str) -> bool:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens, or an error in words."""
+    """Return a listening socket; the error says what to do."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
         raise ValueError(f"--host {host}: no address of this machine ({error})") from error
-    found = socket.socket(family, kind, protocol)
+    listening = socket.socket(family, kind, protocol)
     try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
-        found.listen(BACKLOG)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(BACKLOG)
     except OSError as error:
-        found.close()
+        listening.close()
         if error.errno == errno.EADDRINUSE:
-            raise OSError(f"port {port} is taken by another program: --port 0 finds one that is free") from error
+            raise OSError(f"port {port} is used by another program: --port 0 finds a free one") from error
         raise OSError(f"cannot listen on {host}, port {port}: {error}") from error
-    return found
+    return listening
 
 
-def address_of(found: socket.socket) -> str:
-    host, port = found.getsockname()[:2]
+def address_of(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
@@ -59,10 +59,9 @@ def serve(
     """Answer until interrupted."""
     import uvicorn
 
-    own = listening.getsockname()[0]
-    app = create_app(zoo, [*hosts, own])
+    app = create_app(zoo, [*hosts, listening.getsockname()[0]])
     config = uvicorn.Config(
-        app, http=Prompt,  # whatever else is installed: the limit below is h11's
+        app, http=Prompt,  # even if another is installed: the limit below is for h11
         log_level="warning", access_log=False, server_header=False, date_header=False, proxy_headers=False,
         h11_max_incomplete_event_size=LONGEST_HEAD, timeout_keep_alive=SECONDS, timeout_graceful_shutdown=2,
         backlog=BACKLOG, ws="none",
@@ -72,13 +71,13 @@ def serve(
     uvicorn.Server(config).run(sockets=[listening])
 
 
-# Connections on which no request comes are closed: a server would otherwise run out of them
+# Connections without a request are closed: a server would otherwise run out of them
 
-SECONDS = 30  # that the first lines of a request may take
+SECONDS = 30  # for the head of a request to arrive
 
 
 class Prompt(H11Protocol):
-    """As uvicorn has it, which waits for ever for the rest of a request that has begun."""
+    """The protocol of uvicorn, which waits for ever for the rest of a request, with a time limit."""
 
     _timer: asyncio.TimerHandle | None = None
 
@@ -95,7 +94,7 @@ class Prompt(H11Protocol):
         self._timer = self.loop.call_later(SECONDS, self._look, self.cycle)
 
     def _look(self, last: Any) -> None:
-        """`last`: the request that was there when the time began."""
+        """Close the connection if no request came since `last`."""
         if self.conn.their_state is h11.IDLE and self.cycle is last:
             self.transport.close()
         else:

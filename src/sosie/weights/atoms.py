@@ -1,4 +1,4 @@
-"""Filter atoms layer by layer: of models that share their coefficients, or that are decomposed together."""
+"""Filter atoms layer by layer, for models that share their coefficients or that are decomposed together."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import unwrap
+from ..checks import listed
 from ..engine.network import Network
 from ..engine.uncertainty import judged
 from ..measures import Measure, atom_cosine, snap_to_bounds
@@ -21,24 +22,24 @@ from ..progress import track
 from ..results import Array, Caveat, Estimate, Side
 from ..stats import Atoms, AtomTable
 from .maps import shuffled
-from .matching import match_weights, some
+from .matching import match_weights
 from .tensors import ALL, side_of, tensor_sites
 
 POLAR = "polar"
 NO_ATOMS = "it is not made of atoms"
 OTHERS = "NaN for pairs of different layers: they share no coefficients, so their atoms do not correspond"
-SIZES = "NaN where two layers have different numbers or sizes of atoms"
+SIZES = "NaN if two layers differ in the number or size of atoms"
 STARTED = (
-    "models that started from the same atoms are near 1 before they have learned anything: base= gives the cosine of "
-    "how far they moved"
+    "models that started from the same atoms are near 1 before they have learned anything: base= compares how far they "
+    "moved"
 )
-UNMATCHED = "neurons were not matched first: match='weights' does that, for models that started from different weights"
+UNMATCHED = "neurons were not matched first: use match='weights' for models that started from different weights"
 WITHOUT_CHANCE = (
-    "common atoms are chosen for what the models share, so chance gives high values, the higher the fewer atoms: "
+    "common atoms are chosen for what the models share, so chance gives high values, higher with fewer atoms: "
     "null='weights' measures it"
 )
 NEVER_NEGATIVE = (
-    "polar factors are positive, so their cosine is never negative, and far from 0 for any two layers: read it beside "
+    "polar factors are positive, so their cosine is never negative, and far from 0 for any two layers: compare it with "
     "the value of shuffled weights"
 )
 
@@ -51,7 +52,7 @@ Layers = dict[str, Tensor]  # the atoms of each layer, (m, height × width) in f
 
 @dataclass(frozen=True, eq=False)
 class AtomComparison:
-    """Models by their atoms: any pair of them, or all at once."""
+    """The atoms of all models, to compare any pair of them or all at once."""
 
     sides: Sequence[Side]
     layers: Sequence[Layers]  # of each model
@@ -63,64 +64,67 @@ class AtomComparison:
     draws: int = 0
 
     def values(self, i: int, j: int) -> dict[str, Estimate]:
-        """All measures of a pair."""
-        drawn: dict[str, list[Array]] = {measure.name: [] for measure in self.measures}
+        """All measures of a pair, with what chance gives if there are draws."""
+        a, b = self.layers[i], self.layers[j]
         names = f"{self.sides[i].name} and {self.sides[j].name}"
+        shuffled = []
         for draw in track(range(self.draws), f"chance for {names}", self.draws, "shuffled copies"):
             assert self.redraw is not None
-            a, b = self.redraw(i, j, draw)
-            for measure in self.measures:
-                drawn[measure.name].append(self._matrix(measure, i, j, a, b)[0])
-        count = sum(atoms.numel() for atoms in self.layers[i].values())
+            shuffled.append(self.redraw(i, j, draw))
+        count = sum(atoms.numel() for atoms in a.values())
         values = {}
         for measure in self.measures:
-            value, more = self._matrix(measure, i, j, self.layers[i], self.layers[j])
+            value, more = self._matrix(measure, i, j, a, b)
+            drawn = [self._matrix(measure, i, j, *pair)[0] for pair in shuffled]
+            chance = judged(measure, value, np.stack(drawn)) if drawn else None
             known = [*map(Caveat, self.caveats), *more]
-            chance = judged(measure, value, np.stack(drawn[measure.name])) if self.draws else None
             values[measure.name] = Estimate.of(
                 measure, value, n=count, statistic=self.statistic, chance=chance, caveats=known
             )
         return values
 
     def value(self, i: int, j: int, measure: Measure) -> Array:
-        """The values of a pair alone."""
+        """The values of a pair, without chance and caveats."""
         return self._matrix(measure, i, j, self.layers[i], self.layers[j])[0]
 
     def whole(self, name: str) -> Array | None:
-        """Model by model, from one table; None where models are not alike enough to be stacked."""
+        """The values of all pairs of models, from one table; None if the models differ in layers or sites."""
         measure = next((measure for measure in self.measures if measure.name == name), None)
-        sites, shapes = self.sides[0].sites, [{name: x.shape for name, x in own.items()} for own in self.layers]
-        if measure is None or any(own != shapes[0] for own in shapes) or any(s.sites != sites for s in self.sides):
+        shapes = [{layer: atoms.shape for layer, atoms in layers.items()} for layers in self.layers]
+        sites = self.sides[0].sites
+        if measure is None or any(s != shapes[0] for s in shapes) or any(s.sites != sites for s in self.sides):
             return None
-        wanted = list(shapes[0]) if sites[-1:] == (ALL,) else list(sites)
-        if sites not in ((*wanted, ALL), (ALL,), tuple(wanted)) or any(site not in shapes[0] for site in wanted):
+        names = list(shapes[0]) if sites[-1:] == (ALL,) else list(sites)
+        if sites not in ((*names, ALL), (ALL,), tuple(names)) or any(site not in shapes[0] for site in names):
             return None
         try:
-            stacks = {layer: torch.stack([own[layer] for own in self.layers]) for layer in wanted}
+            stacks = {layer: torch.stack([layers[layer] for layers in self.layers]) for layer in names}
             table = AtomTable.stacked(stacks, dtype=torch.float64)
             if measure.function is atom_cosine.function:
                 value = table.cosines()
             else:
-                value = torch.stack([measure(table.at(layer)) for layer in wanted]).mean(0)
-        except ValueError:  # some pair has no value: its own comparison says why
+                value = torch.stack([measure(table.at(layer)) for layer in names]).mean(0)
+        except ValueError:  # some pair has no value: its own comparison gives the reason
             return None
         return snap_to_bounds(value, measure).numpy()
 
     def _matrix(self, measure: Measure, i: int, j: int, a: Layers, b: Layers) -> tuple[Array, list[Caveat]]:
-        """The values site by site; NaN, and a caveat, where atoms cannot be compared."""
+        """The values site by site; NaN, and a caveat, if atoms cannot be compared."""
         side_a, side_b, anywhere = self.sides[i], self.sides[j], self.anywhere or "linear" in measure.invariant
-        value, caveats = np.full((len(side_a.sites), len(side_b.sites)), np.nan), []
-        for site in (site for site in side_a.sites if site != ALL and site not in a):
-            caveats.append(Caveat(f"{site} of {side_a.name}: {NO_ATOMS}", site_a=site))
-        for site in (site for site in side_b.sites if site != ALL and site not in b):
-            caveats.append(Caveat(f"{site} of {side_b.name}: {NO_ATOMS}", site_b=site))
+        value = np.full((len(side_a.sites), len(side_b.sites)), np.nan)
+        caveats = [
+            Caveat(f"{site} of {side.name}: {NO_ATOMS}", **{key: site})  # type: ignore[arg-type]
+            for side, layers, key in ((side_a, a, "site_a"), (side_b, b, "site_b"))
+            for site in side.sites
+            if site != ALL and site not in layers
+        ]
         general: set[str] = set()
         for (k, site_a), (l, site_b) in itertools.product(enumerate(side_a.sites), enumerate(side_b.sites)):
             try:
                 if site_a == site_b == ALL:
                     if a.keys() != b.keys():
                         raise ValueError("the models have different layers of atoms, so there is no mean over layers")
-                    value[k, l] = np.mean([_one(measure, atoms, b[name], f"{name}: ") for name, atoms in a.items()])
+                    value[k, l] = np.mean([_value(measure, x, b[name], f"{name}: ") for name, x in a.items()])
                     caveats.append(Caveat(f"all: the mean over {len(a)} layers of atoms", ALL, ALL))
                 elif site_a in a and site_b in b:
                     if site_a != site_b and not anywhere:
@@ -128,20 +132,20 @@ class AtomComparison:
                     elif site_a != site_b and a[site_a].shape != b[site_b].shape:
                         general.add(SIZES)
                     else:
-                        value[k, l] = _one(measure, a[site_a], b[site_b])
+                        value[k, l] = _value(measure, a[site_a], b[site_b])
             except ValueError as error:
                 caveats.append(Caveat(f"{measure.name}: {error}", site_a, site_b))
         return value, [*map(Caveat, sorted(general)), *caveats]
 
 
-def _one(measure: Measure, x: Tensor, y: Tensor, where: str = "") -> float:
-    if x.shape != y.shape:
-        counts = " and ".join(f"{len(atoms)} atoms of {atoms.shape[1]} entries" for atoms in (x, y))
-        raise ValueError(f"{where}{counts} cannot be compared one by one")
+def _value(measure: Measure, x: Tensor, y: Tensor, prefix: str = "") -> float:
     try:
+        if x.shape != y.shape:
+            counts = " and ".join(f"{len(atoms)} atoms of {atoms.shape[1]} entries" for atoms in (x, y))
+            raise ValueError(f"{counts} cannot be compared one by one")
         return float(snap_to_bounds(measure(Atoms(x[None], y[None])), measure))
     except ValueError as error:
-        raise ValueError(f"{where}{error}") from error
+        raise ValueError(f"{prefix}{error}") from error
 
 
 # Where atoms come from: models that share coefficients, a joint decomposition, or each layer's own polar factor
@@ -158,12 +162,12 @@ def open_atoms(
     draws: int = 0,
     seed: int = 0,
 ) -> AtomComparison:
-    """The atoms of all networks, ready to compare any two of them; options as those of `compare_weights`."""
+    """The atoms of all networks, to compare any two of them; options as those of `compare_weights`."""
     if joint is None:
         layers = _shared_layers(networks, base, measures)
-        statistic = "atoms on shared coefficients" + ("" if base is None else ", less those of a common base")
-        doubts = [STARTED] if base is None else _of_unmoved(networks, layers)
-        return AtomComparison(_sides(networks, layers), layers, measures, statistic, doubts)
+        statistic = "atoms on shared coefficients" + ("" if base is None else ", minus those of a common base")
+        texts = [STARTED] if base is None else _of_unmoved(networks, layers)
+        return AtomComparison(_sides(networks, layers), layers, measures, statistic, texts)
     if joint == POLAR:
         plain = [recompose(unwrap(network.model)) for network in networks]
         layers = [_polar_layers(model) for model in plain]
@@ -176,44 +180,46 @@ def open_atoms(
     assert isinstance(joint, int)
     count, start = joint, [] if base is None else [base]
     matching: dict[str, Any] = {"seed": seed, "input_shape": input_shape}
-    plain, doubts = _aligned([*start, *(network.model for network in networks)], match=match, **matching)
+    plain, texts = _aligned([*start, *(network.model for network in networks)], match=match, **matching)
     kernels = [_kernels(model, "cpu") for model in plain]
     _check_kernels(kernels, [*["the base" for _ in start], *(network.name for network in networks)])
-    _, every, errors = _decompose(kernels, count)
+
+    def decomposed(kernels: Sequence[Layers]) -> tuple[list[Layers], dict[str, tuple[float, ...]]]:
+        _, atoms, errors = _decompose(kernels, count)
+        return _minus_base(atoms) if start else atoms, errors
 
     def redraw(i: int, j: int, draw: int) -> tuple[Layers, Layers]:
         k = j + len(start)
         model = shuffled(plain[k], seed, draw)
         if match:
             model = match_weights(plain[0], model, **matching).model_b
-        _, again, _ = _decompose([*kernels[:k], _kernels(model, "cpu"), *kernels[k + 1 :]], count)
-        again = _less_base(again) if start else again
-        return again[i], again[j]
+        atoms, _ = decomposed([*kernels[:k], _kernels(model, "cpu"), *kernels[k + 1 :]])
+        return atoms[i], atoms[j]
 
-    layers = _less_base(every) if start else every
-    lost = [error for own in errors.values() for error in own]
-    doubts = [
+    layers, errors = decomposed(kernels)
+    lost = list(itertools.chain(*errors.values()))
+    texts = [
         f"{count} common atoms of {len(plain)} models leave out {min(lost):.2g} to {max(lost):.2g} of the norm of a "
         "layer's weights",
-        *doubts,
+        *texts,
         *([] if match else [UNMATCHED]),
         *([] if draws else [WITHOUT_CHANCE]),
     ]
     statistic = f"joint decomposition of {len(plain)} models into {count} atoms, coefficients with orthonormal columns"
-    statistic += ", less those of a common base" if start else ""
-    return AtomComparison(_sides(networks, layers), layers, measures, statistic, doubts, redraw=redraw, draws=draws)
+    statistic += ", minus those of a common base" if start else ""
+    return AtomComparison(_sides(networks, layers), layers, measures, statistic, texts, redraw=redraw, draws=draws)
 
 
 def _shared_layers(networks: Sequence[Network], base: nn.Module | None, measures: Sequence[Measure]) -> list[Layers]:
-    """The atoms of models that must share their coefficients; with a base, less those of the base."""
+    """The atoms of models that must share their coefficients; with a base, minus those of the base."""
     named = [(network.name, unwrap(network.model)) for network in networks]
     if base is not None:
         named.append(("the base", unwrap(base)))
     for name, model in named:
         if not atom_layers(model):
             raise ValueError(
-                f"{name} has no layer of atoms; joint=m decomposes models together (joint=9, say), and decompose(model"
-                ", m) takes one model apart, whose copies can then be trained on coefficients that they share"
+                f"{name} has no layer of atoms: joint=m decomposes models together (such as joint=9); decompose(model"
+                ", m) decomposes one model, whose copies can then be trained on shared coefficients"
             )
     # The span of atoms does not depend on coefficients; their differences and their cosine do.
     if base is not None or any("linear" not in measure.invariant for measure in measures):
@@ -222,37 +228,37 @@ def _shared_layers(networks: Sequence[Network], base: nn.Module | None, measures
         {name: layer.atoms.detach().double().flatten(1).cpu() for name, layer in atom_layers(model).items()}
         for _, model in named
     ]
-    return layers if base is None else _less_base([layers[-1], *layers[:-1]])
+    return layers if base is None else _minus_base([layers[-1], *layers[:-1]])
 
 
-def _less_base(layers: Sequence[Layers]) -> list[Layers]:
-    """How far training moved the atoms from those of the first model, the base."""
-    base = layers[0]
-    for own in layers[1:]:
-        if own.keys() != base.keys():
-            raise ValueError(f"the base has layers of atoms {', '.join(base)}, the model {', '.join(own)}")
-    return [{name: atoms - base[name] for name, atoms in own.items()} for own in layers[1:]]
+def _minus_base(models: Sequence[Layers]) -> list[Layers]:
+    """The atoms of each model minus those of the first one, the base."""
+    base, *models = models
+    for layers in models:
+        if layers.keys() != base.keys():
+            raise ValueError(f"the base has layers of atoms {', '.join(base)}, the model {', '.join(layers)}")
+    return [{name: atoms - base[name] for name, atoms in layers.items()} for layers in models]
 
 
-def _of_unmoved(networks: Sequence[Network], layers: Sequence[Layers]) -> list[str]:
+def _of_unmoved(networks: Sequence[Network], models: Sequence[Layers]) -> list[str]:
     texts = []
-    for network, own in zip(networks, layers, strict=True):
-        if still := [name for name, change in own.items() if not change.any()]:
-            texts.append(f"{network.name} has the atoms of the base at {some(still)}: it did not move in any direction")
+    for network, layers in zip(networks, models, strict=True):
+        if still := [name for name, change in layers.items() if not change.any()]:
+            texts.append(f"{network.name} has the atoms of the base at {listed(still, 3)}: they did not move")
     return texts
 
 
-def _sides(networks: Sequence[Network], layers: Sequence[Layers]) -> list[Side]:
+def _sides(networks: Sequence[Network], models: Sequence[Layers]) -> list[Side]:
     """The chosen sites of each network; by default layers of atoms in the order of registration, then "all"."""
     sides = []
-    for network, own in zip(networks, layers, strict=True):
-        sites = [*own, ALL] if network.sites is None else tensor_sites(network.model, network.sites)
-        sides.append(side_of(network.name, {site: own.get(site, NO_ATOMS) for site in sites}))
+    for network, layers in zip(networks, models, strict=True):
+        sites = [*layers, ALL] if network.sites is None else tensor_sites(network.model, network.sites)
+        sides.append(side_of(network.name, {site: layers.get(site, NO_ATOMS) for site in sites}))
     return sides
 
 
 def polar_atoms(kernels: Tensor) -> Tensor:
-    """P = (WᵀW)^½ of W (kernels, entries): W = QP, QᵀQ = I; the order of the kernels is in Q alone."""
+    """P = (WᵀW)^½ of W (kernels, entries): W = QP, QᵀQ = I; only Q depends on the order of the kernels."""
     _, s, vh = torch.linalg.svd(kernels, full_matrices=False)
     return vh.mT @ (s[:, None] * vh)
 
@@ -261,25 +267,25 @@ def _polar_layers(model: nn.Module) -> Layers:
     return {name: polar_atoms(kernels).cpu() for name, kernels in _kernels(model).items()}
 
 
-# Common coefficients for models that never shared anything
+# Common coefficients for models that share none
 
 
 @dataclass(frozen=True, eq=False)
 class JointAtoms:
-    """Models in atom form that hold the same coefficients, and what that cost."""
+    """Models in atom form with common coefficients, and the errors of the decomposition."""
 
-    models: tuple[nn.Module, ...]  # copies; neurons in the order of the first where they were matched
-    atoms: dict[str, int]  # of each layer that was decomposed: how many
-    errors: dict[str, tuple[float, ...]]  # of each such layer: ‖W − αD‖ / ‖W‖ of every model
+    models: tuple[nn.Module, ...]  # copies; if matched, with neurons in the order of the first
+    atoms: dict[str, int]  # number of atoms of each layer that was decomposed
+    errors: dict[str, tuple[float, ...]]  # ‖W − αD‖ / ‖W‖ of every model, for each such layer
     left: dict[str, str]  # layers of weights that stayed as they were, and why
-    caveats: tuple[str, ...]  # those of matching
+    caveats: tuple[str, ...]  # of matching
 
     def table(self) -> AtomTable:
-        """The atoms of all models, so that all pairs are one product."""
+        """A table of the atoms of all models, so that all pairs are one product."""
         return AtomTable.of([{name: layer.atoms for name, layer in atom_layers(m).items()} for m in self.models])
 
     def __repr__(self) -> str:
-        worst = max(max(each) for each in self.errors.values())
+        worst = max(itertools.chain(*self.errors.values()))
         return (
             f"<JointAtoms of {len(self.models)} models: {len(self.atoms)} layers of up to {max(self.atoms.values())} "
             f"atoms, errors up to {worst:.2g}>"
@@ -294,18 +300,18 @@ def decompose_together(
     seed: int = 0,
     input_shape: Sequence[int] | None = None,
 ) -> JointAtoms:
-    """Models of one architecture made of atoms with common coefficients α, αᵀα = I, as near to them as `atoms` allow.
+    """Approximate models of one architecture by atoms with common coefficients α, αᵀα = I.
 
     `match` first puts the neurons of every model into the order of the first's (`match_weights`); models that started
-    from the same weights do not need it. The weights of each layer side by side, (kernels, models × entries of a
-    kernel), have α as their leading left singular vectors; a model's atoms are αᵀW. There may be as many atoms as there
-    are columns: then all is exact, and the atom cosine is the cosine of the weights.
+    from the same weights do not need it. α are the leading left singular vectors of the weights of a layer side by
+    side, (kernels, models × entries of a kernel); the atoms of a model are αᵀW. With as many atoms as there are columns
+    the decomposition is exact, and the atom cosine is the cosine of the weights.
     """
     check_count(atoms)
     plain, caveats = _aligned(models, match=match, seed=seed, input_shape=input_shape)
     kernels = [_kernels(model) for model in plain]
     _check_kernels(kernels, ["the first model", *(f"model {k}" for k in range(1, len(plain)))])
-    coefficients, own, errors = _decompose(kernels, atoms)
+    coefficients, layers, errors = _decompose(kernels, atoms)
     made: list[nn.Module] = []
     left: dict[str, str] = {}
     for k, model in enumerate(plain):
@@ -314,14 +320,14 @@ def decompose_together(
             new = AtomConv2d.like(layer, coefficients[name].shape[1], empty=True)
             with torch.no_grad():
                 new.coefficients.copy_(coefficients[name].view_as(new.coefficients))
-                new.atoms.copy_(own[k][name].view_as(new.atoms))
+                new.atoms.copy_(layers[k][name].view_as(new.atoms))
                 if new.bias is not None and layer.bias is not None:
                     new.bias.copy_(layer.bias)
             return new
 
         model, left = replace_convolutions(model, in_atoms)
         made.append(model)
-    share_coefficients(made[0], made)  # the first too, so that an error has the number of its model
+    share_coefficients(made[0], made)  # the first too, so that an error gives the number of its model
     counts = {name: alpha.shape[1] for name, alpha in coefficients.items()}
     return JointAtoms(tuple(made), counts, errors, left, tuple(caveats))
 
@@ -354,15 +360,15 @@ def _kernels(model: nn.Module, device: str | None = None) -> dict[str, Tensor]:
 
 
 def _check_kernels(kernels: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> None:
-    """Raise where the shapes of layers differ, so that they cannot have common coefficients."""
+    """Raise if layers differ in shape, so that they cannot have common coefficients."""
     first, *others = [
-        {layer: f"{len(each)} kernels of {each.shape[1]} entries" for layer, each in own.items()} for own in kernels
+        {layer: f"{len(x)} kernels of {x.shape[1]} entries" for layer, x in model.items()} for model in kernels
     ]
-    for name, own in zip(names[1:], others, strict=True):
-        if odd := [layer for layer in {**first, **own} if first.get(layer) != own.get(layer)]:
-            here, there = (each.get(odd[0], "no such layer") for each in (first, own))
+    for name, model in zip(names[1:], others, strict=True):
+        if odd := [layer for layer in {**first, **model} if first.get(layer) != model.get(layer)]:
+            expected, shape = (shapes.get(odd[0], "no such layer") for shapes in (first, model))
             raise ValueError(
-                f"{odd[0]}: {here} in {names[0]}, {there} in {name}; common coefficients need layers of one shape. "
+                f"{odd[0]}: {expected} in {names[0]}, {shape} in {name}; common coefficients need layers of one shape. "
                 "joint='polar' compares convolutions of any number of channels"
             )
 
@@ -375,12 +381,12 @@ def _decompose(
     atoms: list[Layers] = [{} for _ in kernels]
     errors = {}
     for name in kernels[0]:
-        weights = torch.stack([each[name] for each in kernels])
-        coefficients[name], own = common_atoms(weights, count)
-        for k, layers in enumerate(atoms):
-            layers[name] = own[k]
+        weights = torch.stack([model[name] for model in kernels])
+        coefficients[name], stacked = common_atoms(weights, count)
+        for layers, atoms_of_model in zip(atoms, stacked, strict=True):
+            layers[name] = atoms_of_model
         sizes = weights.flatten(1).norm(dim=1)
-        lost = (weights - coefficients[name] @ own).flatten(1).norm(dim=1)
+        lost = (weights - coefficients[name] @ stacked).flatten(1).norm(dim=1)
         errors[name] = tuple(torch.where(sizes > 0, lost / sizes, 0.0).tolist())
     return coefficients, atoms, errors
 
@@ -392,5 +398,5 @@ def common_atoms(weights: Tensor, atoms: int) -> tuple[Tensor, Tensor]:
     u, _, _ = torch.linalg.svd(side_by_side, full_matrices=False)
     sign = u.gather(0, u.abs().argmax(0, keepdim=True)).sign()  # makes the largest entry positive
     coefficients = (u * sign)[:, :atoms]
-    # From the weights, not from the other singular vectors: a model of zeros has atoms of zeros, not of rounding.
+    # From the weights, not from the right singular vectors: a model of zeros has atoms of zeros, not of rounding.
     return coefficients, coefficients.T @ weights

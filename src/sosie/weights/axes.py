@@ -1,8 +1,8 @@
-"""Which axes of a network's weights must be permuted together for what it computes to stay the same.
+"""The axes of a network's weights that must be permuted together so that it computes the same as before.
 
 An axis is a leaf that may be permuted, a product of axes (flattened into one, the last running fastest) or a
-concatenation. One forward is read, operation by operation: each has a rule that says which axes of its tensors are the
-same, or are made of smaller ones.
+concatenation. They are read from one forward, operation by operation: a rule for each says which axes of its tensors
+are the same, or are made of smaller ones.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ..capture import as_found, kept_attributes
 from ..capture.sites import tensors_in
 from ..process_state import attention_in_parts
 
-MISFIT = "one axis is cut in two ways that do not fit"
+MISFIT = "one axis is cut in two incompatible ways"
 
 Kind = Literal["leaf", "product", "concatenation"]
 
 
 class NotUnderstood(Exception):
-    """An operation or a shape that no rule covers: all axes of the operation are then fixed."""
+    """Raised for an operation or a shape that no rule covers: all axes of the operation are then fixed."""
 
 
 class Axis:
@@ -43,21 +43,21 @@ class Axis:
         self._now: Axis | None = None  # what a leaf turned out to be
 
     def resolve(self) -> Axis:
-        """What this axis is known to be by now."""
+        """The axis that this one turned out to be."""
         axis = self
         while axis._now is not None:
             axis = axis._now
         return axis
 
     def become(self, other: Axis) -> None:
-        """Make this leaf the same as another axis, from now on."""
+        """Make this leaf the same as another axis."""
         self._now = other
         if self.reason is not None:
             fix(other, self.reason)
 
     @property
     def parts(self) -> list[Axis]:
-        """The parts as they are known by now, without parts of parts of the same kind."""
+        """The resolved parts, without nested parts of the same kind."""
         flat: list[Axis] = []
         for part in map(Axis.resolve, self._parts):
             flat += part.parts if part.kind == self.kind else [part]
@@ -73,15 +73,14 @@ def product(parts: Sequence[Axis]) -> Axis:
 def concatenation(parts: Sequence[Axis]) -> Axis:
     """The axis that concatenating these gives."""
     parts = [part for part in parts if part.size] or [Axis(0)]
-    return (
-        parts[0].resolve() if len(parts) == 1 else Axis(sum(part.size for part in parts), None, "concatenation", parts)
-    )
+    size = sum(part.size for part in parts)
+    return parts[0].resolve() if len(parts) == 1 else Axis(size, None, "concatenation", parts)
 
 
 def leaves(axis: Axis) -> list[Axis]:
-    """The leaves that an axis is made of, as they are known by now."""
+    """The resolved leaves that an axis is made of."""
     axis = axis.resolve()
-    return [axis] if axis.kind == "leaf" else [each for part in axis.parts for each in leaves(part)]
+    return [axis] if axis.kind == "leaf" else [leaf for part in axis.parts for leaf in leaves(part)]
 
 
 def fix(axis: Axis, reason: str) -> None:
@@ -91,34 +90,34 @@ def fix(axis: Axis, reason: str) -> None:
             part.reason = reason
 
 
-def unite(one: Axis, other: Axis) -> None:
-    """Make two axes of one size the same, cutting leaves where the other side is made of smaller parts."""
-    one, other = one.resolve(), other.resolve()
-    if one is other or one.size <= 1:
+def unite(a: Axis, b: Axis) -> None:
+    """Make two axes of one size the same, cutting leaves if the other side is made of smaller parts."""
+    a, b = a.resolve(), b.resolve()
+    if a is b or a.size <= 1:
         return
-    if one.size != other.size:
-        raise ValueError(f"axes of {one.size} and {other.size} entries cannot be the same")
-    if one.kind != "leaf" and other.kind == "leaf":
-        one, other = other, one
-    if one.kind == "leaf" and one not in leaves(other):
-        one.become(other)
+    if a.size != b.size:
+        raise ValueError(f"axes of {a.size} and {b.size} entries cannot be the same")
+    if a.kind != "leaf" and b.kind == "leaf":
+        a, b = b, a
+    if a.kind == "leaf" and a not in leaves(b):
+        a.become(b)
         return
     try:
-        if one.kind != other.kind:
+        if a.kind != b.kind:
             raise NotUnderstood
-        ours, theirs = one.parts, other.parts
-        while ours and theirs:
-            x, y = ours.pop(0).resolve(), theirs.pop(0).resolve()
+        parts_a, parts_b = a.parts, b.parts
+        while parts_a and parts_b:
+            x, y = parts_a.pop(0).resolve(), parts_b.pop(0).resolve()
             if x.size > y.size:
-                x, rest = _cut(x, y.size, one.kind)
-                ours.insert(0, rest)
+                x, rest = _cut(x, y.size, a.kind)
+                parts_a.insert(0, rest)
             elif x.size < y.size:
-                y, rest = _cut(y, x.size, one.kind)
-                theirs.insert(0, rest)
+                y, rest = _cut(y, x.size, a.kind)
+                parts_b.insert(0, rest)
             unite(x, y)
     except NotUnderstood:
-        for axis in (one, other):
-            fix(axis, MISFIT)
+        fix(a, MISFIT)
+        fix(b, MISFIT)
 
 
 def _cut(axis: Axis, size: int, kind: Kind) -> tuple[Axis, Axis]:
@@ -132,7 +131,7 @@ def _cut(axis: Axis, size: int, kind: Kind) -> tuple[Axis, Axis]:
 
 
 def regroup(axes: Sequence[Axis], shape: Sequence[int]) -> list[Axis]:
-    """The axes of a tensor seen in another shape."""
+    """The axes of a tensor after a reshape."""
     factors: list[Axis] = []
     for axis in map(Axis.resolve, axes):
         factors += axis.parts if axis.kind == "product" else [axis] if axis.size != 1 else []
@@ -175,7 +174,7 @@ def stretch_of(axis: Axis, start: int, stop: int) -> Axis:
 
 
 def order_of(axis: Axis, orders: Mapping[Axis, Tensor]) -> Tensor:
-    """(size,): which entry comes where once each leaf is in its order; a leaf without one stays as it is."""
+    """(size,): the entry at each place once each leaf is in its order; a leaf without an order stays as it is."""
     axis = axis.resolve()
     if axis.kind == "leaf":
         return orders[axis] if axis in orders else torch.arange(axis.size)
@@ -188,34 +187,34 @@ def order_of(axis: Axis, orders: Mapping[Axis, Tensor]) -> Tensor:
     return whole
 
 
-def places_of(axis: Axis, wanted: Axis) -> list[Tensor]:
+def places_of(axis: Axis, leaf: Axis) -> list[Tensor]:
     """For each time a leaf occurs in an axis, (leaf.size, k): the entries that belong to each entry of the leaf."""
     axis = axis.resolve()
-    if axis is wanted:
+    if axis is leaf:
         return [torch.arange(axis.size)[:, None]]
     occurrences: list[Tensor] = []
     if axis.kind == "concatenation":
         offset = 0
         for part in axis.parts:
-            occurrences += [places + offset for places in places_of(part, wanted)]
+            occurrences += [places + offset for places in places_of(part, leaf)]
             offset += part.size
     elif axis.kind == "product":
         everything = torch.arange(axis.size).view([part.size for part in axis.parts])
         for i, part in enumerate(axis.parts):
             along = everything.movedim(i, 0).flatten(1)
-            occurrences += [along[places].flatten(1) for places in places_of(part, wanted)]
+            occurrences += [along[places].flatten(1) for places in places_of(part, leaf)]
     return occurrences
 
 
 def repeated(axis: Axis) -> set[Axis]:
-    """Leaves that are more than one factor of an axis: their order does not act on it by moving whole slices."""
+    """Leaves that are more than one factor of an axis, whose order does not move whole slices of it."""
     axis = axis.resolve()
     if axis.kind == "leaf":
         return set()
-    twice = set().union(*(repeated(part) for part in axis.parts))
+    twice = set().union(*map(repeated, axis.parts))
     if axis.kind == "product":
-        for one, other in itertools.combinations(axis.parts, 2):
-            twice |= set(leaves(one)) & set(leaves(other))
+        for first, second in itertools.combinations(axis.parts, 2):
+            twice |= set(leaves(first)) & set(leaves(second))
     return twice
 
 
@@ -225,31 +224,31 @@ PLACE = "positions keep their order"
 CONSTANT = "a constant of the forward"
 INPUT = "the model's input"
 OUTPUT = "the model's output"
-ORDINARY = frozenset({PLACE, CONSTANT, INPUT, OUTPUT})  # nothing to report: such axes have no other order
+ORDINARY = frozenset({PLACE, CONSTANT, INPUT, OUTPUT})  # not reported: such axes have only one order
 UNUSED = "not used in the forward"
-REPEATED = "one axis is twice a factor of another"
+REPEATED = "one axis is a factor of another twice"
 
 
 @dataclass(frozen=True)
 class WeightAxes:
-    """The axes of every parameter and buffer, and the groups of them that share a permutation."""
+    """The axes of every parameter and buffer, and the groups of axes that share a permutation."""
 
     of: dict[str, tuple[Axis, ...]]  # by the tensor's first name; scalars are left out
-    groups: dict[str, Axis]  # what may be permuted, in execution order; named after the first axis that holds it
+    groups: dict[str, Axis]  # leaves that may be permuted, in execution order; named after the first axis with them
     fixed: dict[str, str]  # axes of parameters that keep their order because an operation is not understood
 
 
 def named_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers that have axes, each once, under its first name."""
+    """Parameters and buffers with axes, each once, under its first name."""
     return {name: tensor for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.ndim}
 
 
 def weight_axes(model: nn.Module, *inputs: Any) -> WeightAxes:
     """Run the model once on these inputs, in eval mode, and read from it which axes of weights belong together.
 
-    Axes of the input and of the output keep their order. So do those that meet an operation which is not understood,
-    and `fixed` names it. Symmetries that do not move whole axes are left out: entries within heads of attention or
-    groups of a convolution are permuted in all of them alike.
+    Axes of the input and of the output keep their order. So do axes that meet an operation which is not understood;
+    `fixed` names it. Symmetries that do not move whole axes are left out: entries within heads of attention or groups
+    of a convolution are permuted alike in all of them.
     """
     weights = named_weights(model)
     with kept_attributes(model), as_found(model), attention_in_parts, ModuleTracker() as modules:
@@ -268,36 +267,36 @@ def weight_axes(model: nn.Module, *inputs: Any) -> WeightAxes:
         for axis in axes:
             if id(weights[name]) not in reader.order:
                 fix(axis, UNUSED)
-            for each in repeated(axis):
-                fix(each, REPEATED)
+            for leaf in repeated(axis):
+                fix(leaf, REPEATED)
     groups: dict[Axis, str] = {}
     fixed: dict[str, str] = {}
     parameters = {name for name, _ in model.named_parameters()}
     for name in sorted(of, key=lambda name: reader.order.get(id(weights[name]), len(reader.order))):
         for i, axis in enumerate(of[name]):
             label, inside = f"{name}[{i}]", leaves(axis)
-            for each in inside:
-                if each.reason is None and each.size > 1:
+            for leaf in inside:
+                if leaf.reason is None and leaf.size > 1:
                     again = sum(other.partition("#")[0] == label for other in groups.values())
-                    groups.setdefault(each, f"{label}#{again + 1}" if again else label)
-            odd = [each.reason for each in inside if each.reason is not None and each.reason not in ORDINARY]
-            if odd and axis.size > 1 and name in parameters:
-                fixed[label] = odd[0]
+                    groups.setdefault(leaf, f"{label}#{again + 1}" if again else label)
+            reasons = [leaf.reason for leaf in inside if leaf.reason is not None and leaf.reason not in ORDINARY]
+            if reasons and axis.size > 1 and name in parameters:
+                fixed[label] = reasons[0]
     return WeightAxes(of, {name: axis for axis, name in groups.items()}, fixed)
 
 
 class _Reader(TorchDispatchMode):
-    """Sees every operation of a forward and records the axes of every tensor.
+    """Record the axes of every tensor in a forward, operation by operation.
 
-    It keeps the tensors too, so that no two of them have the same id.
+    The tensors are kept too, so that no two of them have the same id.
     """
 
     def __init__(self, modules: ModuleTracker) -> None:
         super().__init__()
         self._modules = modules  # that are being called
         self._axes: dict[int, list[Axis]] = {}
-        self._held: dict[int, list[Tensor]] = {}  # by where their memory is
-        self.order: dict[int, int] = {}  # of the tensors, as they are first used
+        self._held: dict[int, list[Tensor]] = {}  # by storage
+        self.order: dict[int, int] = {}  # of tensors, by first use
 
     def axes(self, tensor: Tensor) -> list[Axis]:
         if id(tensor) not in self._axes:  # made outside the forward, and not a parameter or buffer
@@ -342,9 +341,9 @@ class _Reader(TorchDispatchMode):
         """The axes of other tensors on the same memory, which an operation in place changes too."""
         axes: list[Axis] = []
         for output in call.outputs:
-            own = [axis.resolve() for axis in self.axes(output)]
+            expected = [axis.resolve() for axis in self.axes(output)]
             for other in self._held[output.untyped_storage()._cdata]:
-                if [axis.resolve() for axis in self.axes(other)] != own:
+                if [axis.resolve() for axis in self.axes(other)] != expected:
                     axes += self.axes(other)
         return axes
 
@@ -377,16 +376,16 @@ class Call:
         return f"{self.name} in {self._where or 'the model itself'}"
 
 
-# What each operation says about the axes of its tensors
+# The rule of each operation for the axes of its tensors
 
 Rule = Callable[[Call], list[Axis]]  # the axes of the (first) output
 RULES: dict[str, Rule] = {}  # by a pattern of the operation's name
 
-UNMARKED = {"_prelu_kernel", "hardswish", "copy", "native_dropout", "dropout"}  # pointwise, but not marked so
+UNMARKED = {"_prelu_kernel", "hardswish", "copy", "native_dropout", "dropout"}  # pointwise, but not tagged so
 
 
 def rule(names: str) -> Callable[[Rule], Rule]:
-    """Register what operations of these names say."""
+    """Register the rule of operations whose names match."""
 
     def register(function: Rule) -> Rule:
         RULES[names] = function
@@ -397,7 +396,7 @@ def rule(names: str) -> Callable[[Rule], Rule]:
 
 @rule("native_layer_norm")
 def _entry_by_entry(call: Call) -> list[Axis]:
-    """All tensors are broadcast: axes that meet are the same."""
+    """All tensors are broadcast: axes at the same place are the same."""
     shape = call.tensors[0].shape if call.name == "stack" else call.shape
     met: list[Axis | None] = [None] * len(shape)
     for k in range(len(call.tensors)):
@@ -428,7 +427,7 @@ def _reduction(call: Call) -> list[Axis]:
     axes, dim = call.axes(), call["dim"]
     if dim is None or dim == []:
         dim = range(len(axes))
-    dims = {each % len(axes) for each in ([dim] if isinstance(dim, int) else dim)}
+    dims = {d % len(axes) for d in ([dim] if isinstance(dim, int) else dim)}
     if call["keepdim"]:
         return [Axis(1) if i in dims else axis for i, axis in enumerate(axes)]
     return [axis for i, axis in enumerate(axes) if i not in dims]
@@ -451,7 +450,7 @@ def _convolution(call: Call) -> list[Axis]:
         before, channels = weight[:2] if call["transposed"] else weight[1::-1]
         unite(images[1], before)
     else:
-        # Groups may change places, and entries within all groups alike: not every symmetry, but whole axes.
+        # Groups may be permuted, and entries alike within all groups: not every symmetry, but whole axes.
         outer, within = weight[:2]
         slow, fast = Axis(groups), Axis(outer.size // groups)
         unite(outer, product([slow, fast]))
@@ -494,14 +493,14 @@ def _linear(call: Call) -> list[Axis]:
 def _matrix_product(call: Call) -> list[Axis]:
     x, y = call.axes(-2), call.axes(-1)
     batch = len(x) - 2 if len(x) == len(y) else 0
-    for one, other in zip(x[:batch], y[:batch], strict=True):
-        unite(one, other)
+    for axes in zip(x[:batch], y[:batch], strict=True):
+        unite(*axes)
     unite(x[-1], y[-2] if len(y) > 1 else y[-1])
     return _plus([*x[:-1], *(y[-1:] if len(y) > 1 else [])], call.axes(0) if len(call.tensors) == 3 else [])
 
 
 def _plus(axes: list[Axis], added: Sequence[Axis]) -> list[Axis]:
-    """Unite these axes with those of a term that is added, which may be broadcast."""
+    """Unite these axes with those of an added term, which may be broadcast."""
     for axis, other in zip(reversed(axes), reversed(added), strict=False):
         if other.size != 1:
             unite(axis, other)
@@ -511,10 +510,10 @@ def _plus(axes: list[Axis], added: Sequence[Axis]) -> list[Axis]:
 @rule(r"_scaled_dot_product_\w+")
 def _attention(call: Call) -> list[Axis]:
     query, key, value = (call.axes(name) for name in ("query", "key", "value"))
-    for one, other in (*zip(query[:-2], key[:-2], strict=True), *zip(key[:-2], value[:-2], strict=True)):
-        if one.size != other.size:
+    for a, b in (*zip(query[:-2], key[:-2], strict=True), *zip(key[:-2], value[:-2], strict=True)):
+        if a.size != b.size:
             raise NotUnderstood
-        unite(one, other)
+        unite(a, b)
     unite(query[-1], key[-1])
     unite(key[-2], value[-2])
     if len(call.tensors) > 3 or call["is_causal"]:
@@ -540,14 +539,13 @@ def _view(call: Call) -> list[Axis]:
 
 @rule("t|transpose|permute")
 def _permute(call: Call) -> list[Axis]:
-    axes = call.axes()
+    axes = list(call.axes())
     if call.name == "permute":
         return [axes[dim] for dim in call["dims"]]
-    one, other = (0, -1) if call.name == "t" else (call["dim0"], call["dim1"])
-    swapped = list(axes)
-    if swapped:
-        swapped[one], swapped[other] = axes[other], axes[one]
-    return swapped
+    first, second = (0, -1) if call.name == "t" else (call["dim0"], call["dim1"])
+    if axes:
+        axes[first], axes[second] = axes[second], axes[first]
+    return axes
 
 
 @rule("expand")
@@ -623,6 +621,6 @@ def _pad(call: Call) -> list[Axis]:
         low, high = pad[2 * i : 2 * i + 2]
         dim = len(axes) - 1 - i
         if low + high:
-            # Padding is the same everywhere, so it has no order.
+            # All padding is equal, so it has no order.
             axes[dim] = concatenation([Axis(low), axes[dim], Axis(high)])
     return axes

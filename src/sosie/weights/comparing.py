@@ -1,4 +1,4 @@
-"""The door to comparing weights: models in, no data, a result of the same kind as for layers."""
+"""Compare the weights of models, without data; the result is a `Comparison`, as for layers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .maps import BLOCK, FEWEST, PROBES, check_weights, compare_maps
 from .tensors import tensor_values
 
 DEFAULT = "wcka"
-NO_STATE_DICT = "; a state dict does not say how its tensors are joined: load it into a model"
+NO_STATE_DICT = "; a state dict does not say how its tensors are connected: load it into a model"
 
 
 @products()  # weights are read by a forward, which the caller's autocast must not change
@@ -45,41 +45,41 @@ def compare_weights(
     device: str | torch.device | None = None,
     memory: int | str | None = None,
 ) -> Comparison | Comparisons:
-    """Compare what models are made of, without data: the network up to each layer, and from end to end.
+    """Compare the weights of models, without data: the network up to each layer, and from end to end.
 
     `model_a`, `model_b`: modules or model specifications; a list, or {name: model}, gives all pairs. `measures`: None
     takes wcka. `sites_a`, `sites_b`: names, globs, types; None takes each layer that holds weights, and "output", the
-    whole network. Without its activation functions a network is a linear map of its input, and so is its beginning up
-    to any site: convolutions, batch norm, residual sums and mean pooling are linear, max pooling is replaced by mean
-    pooling, and anything else that is not linear (attention, layer norm) is an error that names it.
+    whole network. Without its activation functions a network is a linear map of its input, and so is the part up to any
+    site: convolutions, batch norm, residual sums and mean pooling are linear, max pooling is replaced by mean pooling,
+    and any other nonlinear operation (attention, layer norm) is an error that names it.
 
-    `input_shape`: of one input; None reads it from the first layer: as many numbers as a dense layer takes, 28 × 28 for
-    grey images, 224 × 224 where a convolution strides, else 32 × 32, or the first size that fits. Each entry of the
-    input is tried where that fits into `memory`; otherwise, or if `probes` says how many, Gaussian inputs (seeded by
-    `seed`) give an estimate with an interval.
+    `input_shape`: of one input. None reads it from the first layer: the width of a dense layer, 28 × 28 for grey
+    images, 224 × 224 if a convolution strides, otherwise 32 × 32, or the first size that fits. Each entry of the input
+    is tried if that fits into `memory`; otherwise, or if `probes` sets their number, Gaussian inputs (seeded by `seed`)
+    give an estimate with an interval.
 
     `null="weights"`: the value at chance, as the mean over `draws` copies of B whose weights are shuffled within each
     tensor, with p-values. For inputs without a layout (dense first layers) the mean over shuffled entries of the input
-    is always there. `match="weights"`: B's neurons are first put into the order that fits A's best. `base`: for
-    measures of tensors and atoms, a model that all started from; their moves away from it are compared.
+    is always given. `match="weights"`: B's neurons are first put into the order that fits A's best. `base`: for
+    measures of tensors and atoms, a model that all started from; the differences to it are compared.
 
     Measures of atoms are for models that share their coefficients (to 1e-6 of their norm), layer by layer; "all" is the
     mean over layers. `joint=m`: models that share nothing are first decomposed together, into m atoms per layer on
     common coefficients. `joint="polar"`: convolutions of any number of channels, by the factor (WᵀW)^½ of their
-    kernels, with the value of shuffled weights beside it; polar factors do not depend on the order of neurons, so
-    `match` is only for other measures beside them. `weight_cosine` always reads the whole weights.
+    kernels, with the value of shuffled weights as chance; polar factors do not depend on the order of neurons, so
+    `match` applies only to other measures. `weight_cosine` always reads the whole weights.
     """
-    things, names = _things_and_names(model_a, model_b)
+    models, names = _models_and_names(model_a, model_b)
     chosen = find_measures(DEFAULT if measures is None else measures, of="weights")
     of_tensors = any(not issubclass(measure.reads, LinearMaps) for measure in chosen)
     _check_options(chosen, joint=joint, match=match, base=base, null=null, probes=probes)
     if probes is not None:
-        why = f"{PROBES} are usual, and more narrow the interval"
+        why = f"{PROBES} are usual, and more give a narrower interval"
         probes = -(-whole_number(probes, "probes", least=FEWEST, why=why) // BLOCK) * BLOCK
-    sites = for_each("sites", len(things), sites_a, sites_b)
+    sites = for_each("sites", len(models), sites_a, sites_b)
     networks = [
-        Network.of(thing, name=name, otherwise=NO_STATE_DICT, sites=own, device=device)
-        for thing, name, own in zip(things, names, sites, strict=True)
+        Network.of(model, name=name, otherwise=NO_STATE_DICT, sites=chosen_sites, device=device)
+        for model, name, chosen_sites in zip(models, names, sites, strict=True)
     ]
     number_duplicates(networks)
     for network in networks:
@@ -87,27 +87,20 @@ def compare_weights(
     settings = {"seed": str(seed), "device": str(device or "each model's own")} | ({"match": match} if match else {})
     described = [describe_model(network.model, network.name, network.weights) for network in networks]
     about = provenance(settings=settings, models=described)
+    # Polar factors of unrelated layers are far from 0, so their value at chance is always measured.
+    draws = draws_of("weights" if joint == POLAR else null, draws, "weights")
+    how: dict[str, Any] = {"seed": seed, "input_shape": input_shape}
     atoms = None
     if of_tensors:
-        # Polar factors of unrelated layers are far from 0, so their value at chance is always measured.
-        drawn = draws_of("weights" if joint == POLAR else null, draws, "weights")
         start = None if base is None else Network.of(base, otherwise=NO_STATE_DICT).model
-        how: dict[str, Any] = {"seed": seed, "input_shape": input_shape}
         if of_atoms := [measure for measure in chosen if measure.reads is Atoms]:
-            atoms = open_atoms(networks, of_atoms, joint=joint, base=start, match=bool(match), draws=drawn, **how)
+            atoms = open_atoms(networks, of_atoms, joint=joint, base=start, match=bool(match), draws=draws, **how)
         options = {"base": start, "match": match, **(how if match else {})}
         compare, value = _compare_tensors(networks, chosen, about, atoms, options)
     else:
+        budget = parse_size(memory) or MEMORY
         compare, value = compare_maps(
-            networks,
-            chosen,
-            about,
-            input_shape=input_shape,
-            probes=probes,
-            draws=draws_of(null, draws, "weights"),
-            seed=seed,
-            memory=parse_size(memory) or MEMORY,
-            matched=match is not None,
+            networks, chosen, about, probes=probes, draws=draws, memory=budget, matched=match is not None, **how
         )
     if len(networks) == 2:
         return compare(0, 1)
@@ -116,15 +109,15 @@ def compare_weights(
     return Comparisons(tuple(network.name for network in networks), LazyComparisons(pairs, compare, value, whole))
 
 
-def _things_and_names(model_a: Any, model_b: Any) -> tuple[list[Any], list[str | None]]:
-    """The models to compare, and the names of those in a dict."""
+def _models_and_names(model_a: Any, model_b: Any) -> tuple[list[Any], list[str | None]]:
+    """The models to compare, and the names of models in a dict."""
     named = isinstance(model_a, Mapping) and not any(isinstance(value, Tensor) for value in model_a.values())
     if not named and not isinstance(model_a, (list, tuple)):
         if model_b is None:
             raise TypeError("compare_weights needs two models, or a list of them")
         return [model_a, model_b], [None, None]
     if model_b is not None:
-        raise TypeError("with several models there is no second one: compare_weights([m1, m2, m3])")
+        raise TypeError("with a list of models there is no second one: compare_weights([m1, m2, m3])")
     if len(model_a) < 2:
         raise ValueError(f"need at least two models to compare, got {len(model_a)}")
     return list(model_a.values() if named else model_a), [str(name) if named else None for name in model_a]
@@ -133,14 +126,14 @@ def _things_and_names(model_a: Any, model_b: Any) -> tuple[list[Any], list[str |
 def _check_options(
     measures: Sequence[Measure], *, joint: Joint, match: str | None, base: Any, null: str | None, probes: int | None
 ) -> None:
-    """Raise for options that the measures do not read, or that do not go together."""
+    """Raise for options that the measures do not read, or that contradict each other."""
     of_tensors = [measure.name for measure in measures if not issubclass(measure.reads, LinearMaps)]
     of_maps = [measure.name for measure in measures if measure.name not in of_tensors]
     of_atoms = [measure for measure in measures if measure.reads is Atoms]
     if of_tensors and of_maps:
         raise ValueError(
-            f"{', '.join(of_tensors)} compare single tensors, {', '.join(of_maps)} networks up to a layer: ask for "
-            "them in separate calls"
+            f"{', '.join(of_tensors)} compare single tensors, {', '.join(of_maps)} networks up to a layer: use "
+            "separate calls"
         )
     if of_maps and base is not None:
         raise ValueError("base= is for measures of tensors, not for wcka")
@@ -154,19 +147,19 @@ def _check_options(
             names = ", ".join(measure.name for measure in of_atoms)
             raise ValueError(f"match= with {names} is for joint=m: models that share coefficients are in one order")
         return
-    if joint != POLAR and (isinstance(joint, bool) or not isinstance(joint, int) or joint < 1):
-        raise ValueError(f"joint must be a number of atoms, or 'polar', got {joint!r}")
+    if joint != POLAR:
+        whole_number(joint, "joint", least=1, why="a number of atoms, or 'polar'")
     if not of_atoms:
         raise ValueError("joint= is for atom_cosine and atom_grassmann: name one as a measure")
     if joint == POLAR:
         if others := [measure.name for measure in of_atoms if measure.base != "atom_cosine"]:
             raise ValueError(f"joint='polar' has as many atoms as entries, for which {', '.join(others)} is always 1")
         if base is not None:
-            raise ValueError("joint='polar' does not go with base=: how far a factor moved depends on all of a layer")
+            raise ValueError("joint='polar' cannot be used with base=: the factor depends on the whole layer")
         if match is not None and len(of_atoms) == len(measures):
             raise ValueError(
-                "joint='polar' does not depend on the order of neurons: leave match= out (it is for measures such as "
-                "weight_cosine beside it)"
+                "joint='polar' does not depend on the order of neurons: leave out match= (it is for other measures, "
+                "such as weight_cosine)"
             )
 
 
@@ -177,8 +170,8 @@ def _compare_tensors(
     atoms: AtomComparison | None,
     options: dict[str, Any],
 ) -> tuple[Callable[[int, int], Comparison], Callable[[int, int, str], Array]]:
-    """Two functions for measures of tensors or of atoms: the comparison of a pair, and its values alone."""
-    asked = [measure.name for measure in measures]
+    """Return two functions for measures of tensors or of atoms: the comparison of a pair, and its values alone."""
+    names = [measure.name for measure in measures]
     others = [measure for measure in measures if measure.reads is not Atoms]
     sites = [network.sites for network in networks] if atoms is None else [side.sites for side in atoms.sides]
 
@@ -193,11 +186,11 @@ def _compare_tensors(
         else:
             assert atoms is not None
             side_a, side_b = atoms.sides[i], atoms.sides[j]
-        ordered = sorted(values, key=lambda name: asked.index(name) if name in asked else len(asked))
+        ordered = sorted(values, key=lambda name: names.index(name) if name in names else len(names))
         return Comparison(side_a, side_b, {name: values[name] for name in ordered}, TENSORS, about, kind="weights")
 
     def value(i: int, j: int, name: str) -> Array:
-        measure = measures[asked.index(name)] if name in asked else None
+        measure = measures[names.index(name)] if name in names else None
         if atoms is None or measure is None or measure in others:
             return at_layers(compare(i, j), name).value
         return atoms.value(i, j, measure)[np.ix_(layers(atoms.sides[i].sites), layers(atoms.sides[j].sites))]

@@ -1,8 +1,8 @@
 """Networks as linear maps of their input, compared without data.
 
-Without its activation functions a network is a linear map, and so is its beginning up to any site. The kernels W Wᵀ of
-the sites are compared, where W (d, p) maps the d entries of the input to the p features of a site: exactly, from each
-entry of the input, or estimated from Gaussian inputs where there are too many entries.
+Without its activation functions a network is a linear map, and so is the part up to any site. The kernels W Wᵀ of the
+sites are compared, where W (d, p) maps the d entries of the input to the p features of a site: exactly, from each entry
+of the input, or estimated from Gaussian inputs if there are too many entries.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from ..capture import (
     weighted_layers,
 )
 from ..capture.batches import shapes_for
+from ..checks import listed
 from ..engine import caveats
 from ..engine.network import Network
 from ..engine.uncertainty import FEWEST_GROUPS, Chance, around, as_array, by_jackknife, judged
@@ -46,7 +47,7 @@ from .matching import check_finite
 CHUNK = 128  # inputs of one forward pass
 FEWEST_ENTRIES = 4  # of an input, for the formula of the chance level
 OF_ARCHITECTURE = (
-    "the value of unrelated networks depends on their architecture: convolutions alone make them alike. "
+    "the value of unrelated networks depends on their architecture: convolutions alone make them similar. "
     "null='weights' measures it"
 )
 
@@ -63,9 +64,9 @@ def compare_maps(
     memory: int,
     matched: bool,
 ) -> tuple[Callable[[int, int], Comparison], Callable[[int, int, str], Array]]:
-    """Two functions: the comparison of a pair of networks, and its values alone, which are cheaper for many pairs.
+    """Return two functions: the comparison of a pair of networks, and its values alone, cheaper for many pairs.
 
-    What concerns each network alone is done now.
+    The work on each network alone is done now.
     """
     maps = []
     for network in networks:
@@ -75,15 +76,12 @@ def compare_maps(
                 f"{network.name} takes {chain.entries} numbers, which is not input_shape {_by(input_shape)}"
             )
         maps.append(chain or look(network, input_shape))
-    if len({each.entries for each in maps}) > 1:
-        text = ", ".join(f"{each.side.name} takes {_by(each.shape)}" for each in maps[:6])
-        raise ValueError(
-            f"models must take inputs of one size, but {text}{' …' if len(maps) > 6 else ''}; where an image may have "
-            "several sizes, input_shape= says which"
-        )
+    if len({linear.entries for linear in maps}) > 1:
+        sizes = listed((f"{linear.side.name} takes {_by(linear.shape)}" for linear in maps), 6)
+        raise ValueError(f"models must take inputs of one size, but {sizes}; input_shape= sets the size of images")
     kinds = list(dict.fromkeys(map(_is_centred, measures)))
     exact = probes is None and _bytes(maps, len(kinds)) <= memory
-    every = ExactValues(maps, kinds) if exact else ProbeValues(maps, probes or PROBES, seed)
+    source = ExactValues(maps, kinds) if exact else ProbeValues(maps, probes or PROBES, seed)
 
     def compare(i: int, j: int) -> Comparison:
         a, b = maps[i], maps[j]
@@ -91,38 +89,38 @@ def compare_maps(
         for draw in track(range(draws), f"chance for {a.side.name} and {b.side.name}", draws, "shuffled copies"):
             copied = replace(b.network, model=shuffled(b.network.model, seed, draw))
             other = _chain(copied) or replace(b, network=copied)
-            for name, value in every.with_other(i, other, measures).items():
+            for name, value in source.with_other(i, other, measures).items():
                 drawn[name].append(value)
         has_layout = max(len(a.shape), len(b.shape)) > 1
         values = {}
         for measure in measures:
-            value, low, high = every.pair(i, j, measure)
+            value, low, high = source.pair(i, j, measure)
             chance: Chance | None = None
             if draws:
                 chance = judged(measure, value, np.stack(drawn[measure.name]))
-            elif isinstance(every, ExactValues) and not has_layout:  # shuffled pixels make no image
-                chance = every.chance(i, j, measure)
-            doubts = [*_of_undefined(value, a.side, b.side), *_of_networks(measure, a, b, matched)]
+            elif isinstance(source, ExactValues) and not has_layout:  # shuffled pixels make no image
+                chance = source.chance(i, j, measure)
+            known = [*_of_undefined(value, a.side, b.side), *_of_networks(measure, a, b, matched)]
             if not exact:
-                way = f"probes={PROBES} or more give an interval" if low is None else "more probes= narrow the interval"
-                doubts.append(Caveat(f"estimated from {every.statistic}; {way}, more memory= makes it exact"))
-            doubts += caveats.of_draws(draws)
-            doubts += [Caveat(OF_ARCHITECTURE)] if chance is None and has_layout else []
-            doubts += caveats.of_bounds(measure, value)
+                more = f"probes={PROBES} gives an interval" if low is None else "more probes= narrow the interval"
+                known.append(Caveat(f"estimated from {source.statistic}; {more}, more memory= makes it exact"))
+            known += caveats.of_draws(draws)
+            known += [Caveat(OF_ARCHITECTURE)] if chance is None and has_layout else []
+            known += caveats.of_bounds(measure, value)
             values[measure.name] = Estimate.of(
                 measure,
                 value,
-                n=every.n,
-                statistic=every.statistic,
+                n=source.n,
+                statistic=source.statistic,
                 interval=(low, high),
                 chance=chance,
-                caveats=doubts,
+                caveats=known,
             )
-        own = {**about, "input": list(maps[0].shape)}
-        return Comparison(a.side, b.side, values, "entries of the input", own, kind="weights")
+        with_input = {**about, "input": list(maps[0].shape)}
+        return Comparison(a.side, b.side, values, "entries of the input", with_input, kind="weights")
 
     by_name = {measure.name: measure for measure in measures}
-    return compare, lambda i, j, name: every.pair(i, j, by_name[name])[0]
+    return compare, lambda i, j, name: source.pair(i, j, by_name[name])[0]
 
 
 def _of_undefined(value: Array, side_a: Side, side_b: Side) -> Iterator[Caveat]:
@@ -134,19 +132,19 @@ def _of_undefined(value: Array, side_a: Side, side_b: Side) -> Iterator[Caveat]:
 
 def _of_networks(measure: Measure, a: LinearNetwork, b: LinearNetwork, matched: bool) -> Iterator[Caveat]:
     if matched:
-        yield Caveat(f"{measure.name} is the same for neurons in any order: they were not matched")
-    for each in (a, b):
-        if each.guessed:
-            shape = " × ".join(map(str, each.shape))
-            yield Caveat(f"{each.side.name}: inputs of {shape} were assumed; input_shape= sets another shape")
-        yield from (Caveat(f"{each.side.name}: {text}") for text in each.notes)
+        yield Caveat(f"{measure.name} does not depend on the order of neurons: they were not matched")
+    for linear in (a, b):
+        if linear.guessed:
+            shape = " × ".join(map(str, linear.shape))
+            yield Caveat(f"{linear.side.name}: inputs of {shape} were assumed; input_shape= sets the shape")
+        yield from (Caveat(f"{linear.side.name}: {text}") for text in linear.notes)
 
 
 def _is_centred(measure: Measure) -> bool:
     return not issubclass(measure.reads, UncentredLinearMaps)
 
 
-# A network without its activation functions: what input it takes, and what its sites are
+# A network without its activation functions: its input and its sites
 
 
 @dataclass(frozen=True)
@@ -157,9 +155,9 @@ class LinearNetwork:
     shape: tuple[int, ...]  # of one input
     side: Side
     layers: tuple[nn.Linear, ...] = ()  # of a chain, which is made of dense layers and activations alone
-    depths: tuple[int, ...] = ()  # of a chain: how many layers there are up to each site
+    depths: tuple[int, ...] = ()  # of a chain: the number of layers up to each site
     guessed: bool = False  # whether the shape of the input is a guess
-    notes: tuple[str, ...] = ()  # which operations are not linear, and what stands in for them
+    notes: tuple[str, ...] = ()  # operations that are not linear, and their replacement
 
     @property
     def entries(self) -> int:
@@ -184,7 +182,7 @@ def _linear(network: Network, sink: Any) -> Iterator[Linearised]:
 
 
 def check_weights(network: Network) -> None:
-    """Raise where a parameter or buffer holds no numbers, NaN or infinity; the error names it."""
+    """Raise if a parameter or buffer holds no numbers, NaN or infinity; the error names it."""
     name = network.name
     for key, value in (*network.model.named_parameters(), *network.model.named_buffers()):
         if is_lazy(value):
@@ -192,7 +190,7 @@ def check_weights(network: Network) -> None:
         if isinstance(value, nn.Parameter) and not value.numel():
             raise ValueError(f"{name}: {key} has shape {tuple(value.shape)}: a layer without neurons has no weights")
         if value.is_meta:
-            raise ValueError(f"{name}: {key} is on the meta device, which holds no numbers")
+            raise ValueError(f"{name}: {key} is on the meta device, so it holds no numbers")
         if value.is_complex():
             raise ValueError(f"{name}: {key} is complex ({value.dtype}), which is not supported")
         check_finite({key: value}, name)
@@ -218,7 +216,7 @@ def look(network: Network, input_shape: Sequence[int] | None) -> LinearNetwork:
         except (NotLinear, SiteError) as error:  # no other shape would help
             raise type(error)(f"{network.name}: {error}") from error
         except (RuntimeError, ValueError, IndexError, TypeError, AssertionError) as error:
-            failed.append(f"{_by(shape)}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+            failed.append(f"{_by(shape)}: {(str(error) or type(error).__name__).splitlines()[0]}")
             continue
         side = Side(network.name, tuple(s.label for s in sites), tuple(widths), tuple(s.shape for s in sites))
         return LinearNetwork(network, shape, side, guessed=guessed, notes=notes)
@@ -231,9 +229,9 @@ def look(network: Network, input_shape: Sequence[int] | None) -> LinearNetwork:
 def candidates(model: nn.Module, name: str, input_shape: Sequence[int] | None) -> tuple[list[tuple[int, ...]], bool]:
     """Shapes of one input to try, in order; and whether they are guesses."""
     if input_shape is not None:
-        shape = tuple(int(size) for size in input_shape)
+        shape = tuple(map(int, input_shape))
         if not shape or min(shape) < 1:
-            raise ValueError(f"input_shape is the shape of one input, as (3, 32, 32); got {tuple(input_shape)}")
+            raise ValueError(f"input_shape is the shape of one input, such as (3, 32, 32); got {tuple(input_shape)}")
         return list(dict.fromkeys([shape, (math.prod(shape),)])), False
     first = next((m for m in model.modules() if isinstance(m, (nn.Linear, nn.modules.conv._ConvNd))), None)
     if isinstance(first, nn.Linear):
@@ -241,7 +239,7 @@ def candidates(model: nn.Module, name: str, input_shape: Sequence[int] | None) -
     if first is not None and first.weight.ndim == 4 and not first.transposed:
         return shapes_for(first), True
     why = "no linear layer or convolution says" if first is None else f"{type(first).__name__} does not say"
-    raise ValueError(f"{name}: {why} how large an input is; give input_shape=, as (3, 32, 32)")
+    raise ValueError(f"{name}: {why} how large an input is; give input_shape=, such as (3, 32, 32)")
 
 
 def _by(shape: Sequence[int]) -> str:
@@ -249,7 +247,7 @@ def _by(shape: Sequence[int]) -> str:
 
 
 def shuffled(model: nn.Module, seed: int, draw: int) -> nn.Module:
-    """A copy with the numbers of each tensor of weights in random order; biases and norms are left as they are."""
+    """A copy with the entries of each tensor of weights in random order; biases and norms stay as they are."""
     model = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(seed * 1_000_003 + draw)
     with torch.no_grad():
@@ -262,7 +260,7 @@ def shuffled(model: nn.Module, seed: int, draw: int) -> nn.Module:
 
 # Plain chains of dense layers: their maps are products of matrices, and need no forward pass
 
-# Layers of a chain that leave its product as it is.
+# Layers of a chain that do not change its product.
 PASSED = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.ELU, nn.CELU, nn.SELU, nn.Hardtanh,
     nn.Hardswish, nn.Hardsigmoid, nn.Softplus, nn.Mish, nn.PReLU, nn.RReLU, nn.Identity, nn.Dropout, nn.Flatten,
@@ -291,11 +289,11 @@ def _chain(network: Network) -> LinearNetwork | None:
         return None
     depth = {name: k for k, name in enumerate(layers, 1)} | {"": len(layers)}
     chosen = {} if sites is None else select(model, sites)
-    wanted = dict.fromkeys([*layers, ""]) if sites is None else chosen
-    if any(name not in depth for name in wanted) or any(each.calls not in (None, {1}) for each in chosen.values()):
+    names = dict.fromkeys([*layers, ""]) if sites is None else chosen
+    if any(name not in depth for name in names) or any(site.calls not in (None, {1}) for site in chosen.values()):
         return None
-    # In execution order, as anywhere else: the model's own output comes last.
-    ordered = sorted(wanted, key=lambda name: (depth[name], name == ""))
+    # In execution order, with the model's own output last.
+    ordered = sorted(names, key=lambda name: (depth[name], name == ""))
     label = "." if "output" in dict(model.named_modules()) else "output"
     linear, depths = tuple(layers.values()), tuple(depth[name] for name in ordered)
     widths = tuple(linear[k - 1].out_features for k in depths)
@@ -305,31 +303,26 @@ def _chain(network: Network) -> LinearNetwork | None:
 
 # Kernels W Wᵀ of norm 1, from each entry of the input
 #
-# A chain of layers starts with one matrix, so that all its maps live in the span of that matrix's columns: the kernels
-# are kept in a basis of it, and two models of the same or of other sizes meet in the product of their bases.
+# A chain of layers starts with one matrix, so that all its maps are in the span of that matrix's columns: the kernels
+# are kept in a basis of it, and two models, also of different sizes, meet in the product of their bases.
 
-BLOCK_BYTES = 2**23  # that a block of pairs of models takes
+BLOCK_BYTES = 2**23  # for a block of pairs of models
 
 
-@dataclass(frozen=True)
-class Kernels:
-    """Kernels of N models with equally many sites, as basis · core · basisᵀ; NaN where a map vanishes."""
-
-    basis: Tensor | None  # (N, d, r) with orthonormal columns; None: the entries of the input themselves, r = d
-    cores: Tensor  # (N, S, r, r)
+# Kernels of N models with equally many sites, as basis · core · basisᵀ: a basis (N, d, r) with orthonormal columns, or
+# None for the entries of the input themselves (r = d), and the cores (N, S, r, r), NaN if a map vanishes.
+Kernels = tuple[Tensor | None, Tensor]
 
 
 def _kernels(maps: Sequence[LinearNetwork], kinds: Iterable[bool]) -> dict[bool, Kernels]:
     """Kernels of chains of one shape, or of one network of any kind: centred (True), as they are (False), or both."""
     if not maps[0].layers:
-        own = _maps(maps[0])
-        return {
-            kind: Kernels(None, _normed(torch.stack([_kernel(each, kind) for each in own]))[None]) for kind in kinds
-        }
+        weights = _maps(maps[0])
+        return {kind: (None, _normed(torch.stack([_kernel(w, kind) for w in weights]))[None]) for kind in kinds}
     device = maps[0].network.device
     first, *factors = [
         torch.stack([layer.weight.detach().to(device).mT for layer in stack]).double()  # (N, p, q)
-        for stack in zip(*(each.layers for each in maps), strict=True)
+        for stack in zip(*(linear.layers for linear in maps), strict=True)
     ]
     first, kernels = unit(first), {}
     for kind in kinds:
@@ -337,12 +330,12 @@ def _kernels(maps: Sequence[LinearNetwork], kinds: Iterable[bool]) -> dict[bool,
         products = chain_products([r, *factors])
         cores = torch.stack([products[depth - 1] @ products[depth - 1].mT for depth in maps[0].depths], dim=1)
         cores[~(r.square().sum((-2, -1)) > VANISHED * first.square().sum((-2, -1)))] = torch.nan
-        kernels[kind] = Kernels(basis, _normed(cores))
+        kernels[kind] = basis, _normed(cores)
     return kernels
 
 
 def _kernel(mapped: Tensor, centre: bool) -> Tensor:
-    """W Wᵀ of a map W (d, p); NaN where it vanishes."""
+    """W Wᵀ of a map W (d, p); NaN if it vanishes."""
     whole = mapped @ mapped.mT
     kernel = double_centred(whole) if centre else whole
     return kernel if bool(kernel.trace() > VANISHED * whole.trace()) else torch.full_like(kernel, torch.nan)
@@ -354,7 +347,7 @@ def _normed(kernels: Tensor) -> Tensor:
 
 
 def _maps(linear: LinearNetwork) -> list[Tensor]:
-    """W (d, p) of each site, each to a scale of its own."""
+    """W (d, p) of each site, up to a scale."""
     d = linear.entries
     maps = [torch.empty(d, width, dtype=torch.float64) for width in linear.side.widths]
     exponents = torch.zeros(d, len(maps), dtype=torch.long)
@@ -374,42 +367,46 @@ def _maps(linear: LinearNetwork) -> list[Tensor]:
                 exponents[entries, k] = exponent
             bar.advance(len(entries))
     scale = _common_scale(exponents)
-    return [each * scale[:, k, None] for k, each in enumerate(maps)]
+    return [weights * scale[:, k, None] for k, weights in enumerate(maps)]
 
 
 def _common_scale(exponents: Tensor) -> Tensor:
     """Powers of two that bring rows of different exponents, along the first axis, to the largest one's scale."""
-    shift = (exponents - exponents.amax(0)).clamp(min=-1022)  # below it float64 has nothing left
+    shift = (exponents - exponents.amax(0)).clamp(min=-1022)  # the smallest exponent of float64
     return torch.pow(2.0, shift.double())
 
 
 def inner_products(a: Kernels, b: Kernels, *, upper: bool = False) -> Tensor:
     """⟨K, L⟩ for all members and sites: (N, M, S, T). `upper`: a is b, and only members i < j are filled."""
-    if a.basis is None or b.basis is None:
-        x, y = (k.cores if k.basis is None else k.basis[:, None] @ k.cores @ k.basis[:, None].mT for k in (a, b))
+    (basis_a, cores_a), (basis_b, cores_b) = a, b
+    if basis_a is None or basis_b is None:
+        x, y = (cores if basis is None else basis[:, None] @ cores @ basis[:, None].mT for basis, cores in (a, b))
         return torch.einsum("nsde,mtde->nmst", x, y)
-    (n, s, r, _), (m, t, q, _) = a.cores.shape, b.cores.shape
-    products = a.cores.new_full((n, m, s, t), torch.nan)
+    (n, s, r, _), (m, t, q, _) = cores_a.shape, cores_b.shape
+    products = cores_a.new_full((n, m, s, t), torch.nan)
     step = max(1, BLOCK_BYTES // (8 * r * q * (s + t + 1)))
     for i in range(n):
         for j in range(i if upper else 0, m, step):
             columns = slice(j, j + step)
             # ⟨K, C L Cᵀ⟩ = ⟨K C, C L⟩ with C the product of two bases.
-            met = torch.einsum("dr,mdq->mrq", a.basis[i], b.basis[columns])
-            left = torch.einsum("srp,mpq->msrq", a.cores[i], met)
-            right = torch.einsum("mrp,mtpq->mtrq", met, b.cores[columns])
+            met = torch.einsum("dr,mdq->mrq", basis_a[i], basis_b[columns])
+            left = torch.einsum("srp,mpq->msrq", cores_a[i], met)
+            right = torch.einsum("mrp,mtpq->mtrq", met, cores_b[columns])
             products[i, columns] = torch.einsum("msrq,mtrq->mst", left, right)
     return products
 
 
 def _bytes(maps: Sequence[LinearNetwork], kinds: int) -> int:
-    """Bytes that exact values take: all kernels, and the maps of one model while they are made."""
+    """Bytes for exact values: all kernels, and the maps of one model while they are made."""
     kernels = largest = 0
-    for each in maps:
-        d, sites = each.entries, len(each.side.sites)
-        rank = min(d, each.layers[0].out_features) if each.layers else d
-        kernels += 8 * kinds * (sites * rank * rank + (d * rank if each.layers else 0))
-        largest = max(largest, 0 if each.layers else 8 * d * sum(each.side.widths))
+    for linear in maps:
+        d, sites = linear.entries, len(linear.side.sites)
+        if linear.layers:
+            rank = min(d, linear.layers[0].out_features)
+            kernels += 8 * kinds * (sites * rank + d) * rank
+        else:
+            kernels += 8 * kinds * sites * d * d
+            largest = max(largest, 8 * d * sum(linear.side.widths))
     return kernels + largest
 
 
@@ -419,9 +416,9 @@ class ExactValues:
     def __init__(self, maps: Sequence[LinearNetwork], kinds: Sequence[bool]) -> None:
         self.n, self.statistic = maps[0].entries, f"each of {maps[0].entries} entries of the input"
         groups: dict[Any, list[int]] = {}
-        for k, each in enumerate(maps):
-            sizes = tuple(layer.weight.shape for layer in each.layers)
-            groups.setdefault((sizes, each.depths) if sizes else k, []).append(k)
+        for k, linear in enumerate(maps):
+            sizes = tuple(layer.weight.shape for layer in linear.layers)
+            groups.setdefault((sizes, linear.depths) if sizes else k, []).append(k)
         self._place = {k: (g, m) for g, members in enumerate(groups.values()) for m, k in enumerate(members)}
         self._kernels = [_kernels([maps[k] for k in members], kinds) for members in groups.values()]
         self._tables: dict[tuple[int, int, str], Array] = {}  # values of all pairs of two groups (N, M, S, T)
@@ -439,15 +436,15 @@ class ExactValues:
         return table.T if swapped else table, None, None
 
     def with_other(self, i: int, other: LinearNetwork, measures: Sequence[Measure]) -> dict[str, Array]:
-        """The values of a network with one from outside."""
+        """The values of a network of these with another one."""
         g, m = self._place[i]
         kernels = _kernels([other], self._kernels[g])
         values = {}
         for measure in measures:
             kind = _is_centred(measure)
-            basis, cores = self._kernels[g][kind].basis, self._kernels[g][kind].cores
-            own = Kernels(None if basis is None else basis[m : m + 1], cores[m : m + 1])
-            values[measure.name] = _cosines(measure, inner_products(own, kernels[kind])[0, 0])
+            basis, cores = self._kernels[g][kind]
+            member = None if basis is None else basis[m : m + 1], cores[m : m + 1]
+            values[measure.name] = _cosines(measure, inner_products(member, kernels[kind])[0, 0])
         return values
 
     def chance(self, i: int, j: int, measure: Measure) -> Chance | None:
@@ -460,19 +457,17 @@ class ExactValues:
             Invariants(y.trace[None], y.norm[None], y.diagonal[None]),
             self.n,
         )
-        # Below 0 by rounding only, where a kernel is a multiple of the centring matrix: all shuffles give the same.
-        spread = torch.where(variance > 0, variance, torch.zeros_like(variance)).sqrt()
-        return Chance(as_array(mean), as_array(torch.where(variance.isnan(), variance, spread)))
+        # Below 0 by rounding only, if a kernel is a multiple of the centring matrix: all shuffles give the same value.
+        return Chance(as_array(mean), as_array(variance.clamp(min=0).sqrt()))
 
     def _invariants(self, k: int, kind: bool) -> Invariants:
-        """What the chance level of a network's sites (S,) depends on."""
+        """The invariants of the kernels of a network's sites (S,), which set the value at chance."""
         group, member = self._place[k]
-        kernels = self._kernels[group][kind]
-        cores = kernels.cores[member]
-        diagonal = cores.diagonal(dim1=-2, dim2=-1)  # (S, r)
+        bases, cores = self._kernels[group][kind]
+        diagonal = cores[member].diagonal(dim1=-2, dim2=-1)  # (S, r)
         trace = diagonal.sum(-1)
-        if kernels.basis is not None:
-            diagonal = (kernels.basis[member] @ cores * kernels.basis[member]).sum(-1)  # (S, d)
+        if bases is not None:
+            diagonal = (bases[member] @ cores[member] * bases[member]).sum(-1)  # (S, d)
         return Invariants(trace, torch.ones_like(trace), diagonal.square().sum(-1))
 
 
@@ -482,13 +477,13 @@ def _cosines(measure: Measure, products: Tensor) -> Array:
     return as_array(snap_to_bounds(measure(measure.reads(one, one, products)), measure))
 
 
-# Kernels from random inputs, where the input has too many entries to try each: unbiased, and with an interval
+# Kernels from random inputs, if the input has too many entries to try each: unbiased, and with an interval
 #
 # For independent Gaussian g and h the mean of (gᵀK h)(gᵀL h) is ⟨K, L⟩; products of pairs of different inputs within
 # blocks estimate it without bias, for all pairs of sites at once. Centring subtracts the mean of each input: the
 # constant input runs too, so that one pass gives centred and uncentred kernels.
 
-BLOCK = 128  # inputs that are paired with each other
+BLOCK = 128  # inputs that are paired with each other in a block
 PROBES = 8 * BLOCK
 FEWEST = 2 * BLOCK
 
@@ -496,7 +491,7 @@ Grams = dict[bool, Tensor]  # centred (True) and as they are (False)
 
 
 def probe(linear: LinearNetwork, probes: int, seed: int) -> Grams:
-    """Gram matrices (blocks, S, b, b) of each site's response to Gaussian inputs, their diagonal 0.
+    """Gram matrices (blocks, S, b, b) of each site's response to Gaussian inputs, with a diagonal of 0.
 
     The inputs depend on `seed` alone, so that they are the same for each network.
     """
@@ -513,9 +508,9 @@ def probe(linear: LinearNetwork, probes: int, seed: int) -> Grams:
             rows = torch.randn(BLOCK, linear.entries, generator=generator, dtype=torch.float64)
             means.append(rows.mean(1))
             rows = torch.cat([rows, rows.new_ones(1, linear.entries)])
-            of_sites = run.run(_inputs(linear.network, linear.shape, rows))
-            grams.append(torch.stack([each for each, _ in of_sites]))
-            exponents.append(torch.tensor([exponent for _, exponent in of_sites]))
+            of_sites, of_exponents = zip(*run.run(_inputs(linear.network, linear.shape, rows)), strict=True)
+            grams.append(torch.stack(of_sites))
+            exponents.append(torch.tensor(of_exponents))
             bar.advance(BLOCK)
     whole = torch.stack(grams) * _common_scale(torch.stack(exponents))[..., None, None]
     # The last row and column are those of the constant input.
@@ -525,10 +520,10 @@ def probe(linear: LinearNetwork, probes: int, seed: int) -> Grams:
     of_centred = plain - shared - shared.mT + share * share.mT * both
     largest = whole.abs().amax((0, 2, 3))[None, :, None, None]
     norm = largest.where(largest > 0, largest.new_ones(()))
-    both_kinds = {True: of_centred / norm, False: plain / norm}
-    for each in both_kinds.values():
-        each.diagonal(dim1=-2, dim2=-1).zero_()
-    return both_kinds
+    kinds = {True: of_centred / norm, False: plain / norm}
+    for kernels in kinds.values():
+        kernels.diagonal(dim1=-2, dim2=-1).zero_()
+    return kinds
 
 
 class ProbeValues:
@@ -536,10 +531,10 @@ class ProbeValues:
 
     def __init__(self, maps: Sequence[LinearNetwork], probes: int, seed: int) -> None:
         self.n, self.seed, self.statistic = probes, seed, f"{probes} Gaussian inputs, seed {seed}"
-        self._grams = [probe(each, probes, seed) for each in maps]
+        self._grams = [probe(linear, probes, seed) for linear in maps]
 
     def pair(self, i: int, j: int, measure: Measure) -> tuple[Array, Array | None, Array | None]:
-        """The values of a pair and their interval, from leaving out one block after the other."""
+        """The values of a pair and their interval, from leaving out one block at a time."""
         value, without = _from_grams(measure, self._grams[i], self._grams[j])
         if len(without) < FEWEST_GROUPS:
             return value, None, None
@@ -558,6 +553,6 @@ def _from_grams(measure: Measure, of_a: Grams, of_b: Grams) -> tuple[Array, Arra
         b.square().sum((-2, -1))[..., None, :],
         a.flatten(2) @ b.flatten(2).mT,
     )
-    whole = measure(measure.reads(*(each.sum(0) for each in sums)))
-    without = measure(measure.reads(*(each.sum(0) - each for each in sums)))
+    whole = measure(measure.reads(*(blocks.sum(0) for blocks in sums)))
+    without = measure(measure.reads(*(blocks.sum(0) - blocks for blocks in sums)))
     return as_array(snap_to_bounds(whole, measure)), as_array(without)

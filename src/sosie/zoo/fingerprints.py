@@ -1,7 +1,7 @@
 """Fingerprints: a model and a probe set in, a few short vectors out.
 
-The probe set, the vectors of each kind, how two fingerprints are compared, their files, and what all fingerprints of a
-zoo have in common.
+Here are the probe set, the vectors of each kind, the comparison of two fingerprints, their files, and the settings that
+all fingerprints of a zoo share.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from .. import __version__
-from ..capture import Batches, Chunk, NoData, Rule, check_rule, model_arguments, recut, unwrap, without_labels
-from ..checks import one_of, whole_number
+from ..capture import Batches, Chunk, Rule, check_rule, model_arguments, recut, unwrap, without_labels
+from ..checks import listed, one_of, whole_number
 from ..data import open_data
 from ..engine.network import Network
-from ..engine.provenance import AsyncCopy, Digest, digest_of
-from ..files import DamagedFile, check_schema, read_nested, read_tensors, write_nested, write_tensors
+from ..engine.provenance import AsyncCopy, Digest, digest_of, digest_of_model
+from ..files import DamagedFile, check_schema, read_nested, read_tensors, reading, write_nested, write_tensors
 from ..linalg import centred_diagonal, double_centred, gram_cuda, gram_stack, live_gram, u_centred, widened, with_room
 from ..models import NamedModel, atom_layers, open_model, weights_of, with_name
 from ..process_state import products
@@ -39,8 +39,8 @@ from .vectors import EXACT, Floats
 # The inputs that all models are shown
 
 PROBES = 256
-FEWEST_PROBES = 4  # U-centring needs as many
-MOST_PROBES = 2048  # from there on the exact vectors of a model's sites take half a gigabyte
+FEWEST_PROBES = 4  # for U-centring
+MOST_PROBES = 2048  # beyond, the exact vectors of a model's sites take half a gigabyte
 PROBE_GONE = (
     "the probe set is gone: no file {}; Zoo(folder, data=…).check(repair=True) with the data it was made of, or "
     "`sosie zoo check FOLDER --repair --data …`, puts it back"
@@ -49,92 +49,94 @@ PROBE_GONE = (
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """Inputs in one batch, and the hash by which two fingerprints can tell that they saw the same."""
+    """Inputs in one batch, and the hash that tells whether two fingerprints saw the same inputs."""
 
     batch: Any
     n: int
-    digest: str  # of the inputs, their order and their type; not of labels, nor of how they came in batches
+    digest: str  # of the inputs, their order and their type; labels and batch sizes do not change it
 
     @classmethod
     def of(cls, data: Any, most: int = PROBES) -> Probe:
-        """The first inputs of the data, `most` of them at most; data are what `sosie.compare` takes."""
+        """Return the first inputs of the data, at most `most`; `data` is what `sosie.compare` takes."""
         if isinstance(data, Probe):
             return data
         whole_number(most, "the number of probes", least=FEWEST_PROBES, most=MOST_PROBES)
         batches = Batches(open_data(data) if isinstance(data, str) else data)
         chunk = next(recut(batches, block=most, max_rows=most), None)
         if chunk is None:
-            raise NoData("the data yielded no inputs")
+            raise ValueError("the data yielded no inputs")
         if chunk.count < FEWEST_PROBES:
             raise ValueError(f"a probe set needs at least {FEWEST_PROBES} inputs, got {chunk.count}")
         return cls(chunk.batch, chunk.count, digest_of(without_labels(chunk.batch)))
 
     def save(self, path: Path) -> Path:
-        """As one file: tensors as they are, their structure as JSON."""
+        """Write one file: tensors as they are, their structure as JSON."""
         try:
             return write_nested(path, "probe", 2, {"n": self.n, "hash": self.digest}, self.batch)
         except TypeError as error:
-            raise TypeError(f"this probe set cannot be kept: {error}") from error
+            raise TypeError(f"this probe set cannot be saved: {error}") from error
 
     @classmethod
     def load(cls, path: Path, digest: str | None = None) -> Probe:
-        """The inputs, whose hash is computed anew: the file must hold what it says, and what was asked for."""
+        """Read the inputs; their hash, computed anew, must be that of the file, and `digest` if given."""
         if not path.is_file():
             raise FileNotFoundError(PROBE_GONE.format(path))
         about, batch = read_nested(path, "probe", 2)
-        try:
-            n, found = int(about["n"]), digest_of(without_labels(batch))
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-            raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
+        with reading(path):
+            n, actual = int(about["n"]), digest_of(without_labels(batch))
         wanted = about.get("hash") if digest is None else digest
-        if found != wanted or not 0 < n <= MOST_PROBES:
-            raise DamagedFile(f"{path} holds {n} inputs of hash {found}, the zoo was made with those of hash {wanted}")
-        return cls(batch, n, found)
+        if actual != wanted or not 0 < n <= MOST_PROBES:
+            raise DamagedFile(f"{path} holds {n} inputs of hash {actual}; the zoo was made with hash {wanted}")
+        return cls(batch, n, actual)
 
     def __repr__(self) -> str:
         return f"<Probe {self.digest}: {self.n} inputs>"
 
 
-# A model's fingerprint: what it holds, how two of them are compared
+# The fingerprint of a model
 
 KINDS = ("cka", "weights", "atoms")
-ATOMS = "atoms-"  # and the digest of the coefficients: only models that share them can be compared
+ATOMS = "atoms-"  # followed by the digest of the coefficients: only models that share them can be compared
+MADE = ("probe", "n", "size", "seed", "rows")  # the same in all fingerprints that are compared
 SIZE = 512
 MOST_SITES = 64
 
 
 class NotComparable(ValueError):
-    """Two fingerprints that were not made the same way."""
+    """The two fingerprints were not made in the same way."""
 
 
 def kind_of(key: str) -> str:
-    """The kind that a key of `vectors` is of: "atoms" for any coefficients."""
+    """Return the kind of a key of `vectors`: "atoms" for any coefficients."""
     return "atoms" if key.startswith(ATOMS) else key
 
 
 @dataclass(frozen=True, eq=False)
 class Fingerprint:
-    """Short vectors of length 1 of a model's sites, in float32.
+    """Short vectors of length 1 for the sites of a model, in float32.
 
-    Kinds of vectors, by their keys: "cka" (a cosine estimates debiased CKA on the probe set), "weights" (wCKA),
-    "atoms-…" (atom cosine; the digest of the coefficients is part of the key). `exact` holds, site by site of "cka",
-    the whole vectors, whose cosine is debiased CKA.
+    The keys of `vectors` are "cka" (a cosine estimates debiased CKA on the probe set), "weights" (wCKA) and "atoms-…"
+    (atom cosine; the digest of the coefficients is part of the key). `exact` holds the whole vectors of "cka", whose
+    cosine is debiased CKA.
     """
 
     probe: str  # hash of the probe set
-    n: int  # inputs of it
+    n: int  # its inputs
     size: int
     seed: int
-    rows: str  # rule by which activations became rows
+    rows: str  # the row rule
     vectors: dict[str, Floats]  # (sites of the kind, size)
     labels: dict[str, tuple[str, ...]]  # the sites of each kind, in execution order
     exact: Floats | None  # (sites of "cka", n (n − 1) / 2)
-    absent: dict[str, str]  # kinds asked for that the model does not have, with the reason
-    about: dict[str, Any]  # architecture, parameters, model (digest of the weights), sosie (version), left_out, notes
+    absent: dict[str, str]  # requested kinds that the model lacks, with the reason
+    about: dict[
+        str, Any
+    ]  # architecture, parameters, model (digest of the weights), modules (digest of what it prints),
+    # sites (as asked for), sosie (version), left_out, notes
 
     @property
     def sites(self) -> list[str]:
-        """Those of "cka", else of the first kind that there is."""
+        """The sites of "cka", else of the first kind."""
         return list(self.labels.get("cka") or next(iter(self.labels.values()), ()))
 
     @property
@@ -142,46 +144,42 @@ class Fingerprint:
         return [kind_of(key) for key in self.vectors]
 
     def key(self, kind: str) -> str:
-        """The key of `vectors` for "cka", "weights" or "atoms"."""
-        found = next((key for key in self.vectors if kind in (key, kind_of(key))), None)
-        if found is None:
-            why = self.absent.get(kind, f"it was not asked for; there are {', '.join(self.kinds)}")
-            raise NotComparable(f"no fingerprint of kind {kind!r}: {why}")
-        return found
+        """Return the key of `vectors` for "cka", "weights" or "atoms"."""
+        for key in self.vectors:
+            if kind in (key, kind_of(key)):
+                return key
+        why = self.absent.get(kind, f"it was not requested; there are {', '.join(self.kinds)}")
+        raise NotComparable(f"no fingerprint of kind {kind!r}: {why}")
 
     def check_comparable(self, other: Fingerprint) -> None:
-        """Raise unless both were made of one probe set, with one size, seed and rule."""
-        if self.probe != other.probe:
-            raise NotComparable(f"fingerprints of different probe sets: {self.probe} and {other.probe}")
-        for name in ("n", "size", "seed", "rows"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if mine != theirs:
-                raise NotComparable(f"fingerprints made differently: {name}={mine!r} and {name}={theirs!r}")
+        """Raise unless both have the same probe set, size, seed and row rule."""
+        for name in MADE:
+            if (a := getattr(self, name)) != (b := getattr(other, name)):
+                raise NotComparable(f"fingerprints differ in {name}: {a} and {b}")
 
     def cosine(self, other: Fingerprint, kind: str = "cka", *, exact: bool = False) -> Array:
-        """Site by site, (sites of this one, of the other); `exact` takes the whole vectors of "cka".
+        """Return the cosines, (sites of this one, sites of the other); `exact` takes the whole vectors of "cka".
 
-        NaN for atoms of different layers, which share no coefficients.
+        Atoms of different layers share no coefficients: their cosine is NaN.
         """
         self.check_comparable(other)
         if exact:
             if kind != "cka" or self.exact is None or other.exact is None:
                 raise NotComparable(
-                    f"only the whole vectors of kind 'cka' are exact, and one of the two has none, or {kind!r} was "
-                    "asked for: the short ones give an estimate"
+                    f"exact=True needs kind 'cka' (got {kind!r}) and whole vectors in both; the short ones estimate it"
                 )
             return self.exact.astype(np.float64) @ other.exact.astype(np.float64).T
-        mine, theirs = self.key(kind), other.key(kind)
-        if mine != theirs:
-            raise NotComparable(f"atoms with different coefficients ({mine} and {theirs}) have nothing in common")
-        found = self.vectors[mine].astype(np.float64) @ other.vectors[theirs].astype(np.float64).T
-        if kind_of(mine) == "atoms":
-            same = [[a == b for b in other.labels[theirs]] for a in self.labels[mine]]
-            found = np.where(same, found, np.nan)
-        return found
+        key, other_key = self.key(kind), other.key(kind)
+        if key != other_key:
+            raise NotComparable(f"atoms with different coefficients ({key} and {other_key}) cannot be compared")
+        cosines = self.vectors[key].astype(np.float64) @ other.vectors[key].astype(np.float64).T
+        if kind_of(key) == "atoms":
+            same = [[a == b for b in other.labels[key]] for a in self.labels[key]]
+            cosines = np.where(same, cosines, np.nan)
+        return cosines
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """As one safetensors file, which `Fingerprint.load` reads."""
+        """Write one safetensors file, which `Fingerprint.load` reads."""
         tensors = {f"vectors.{key}": torch.tensor(vectors) for key, vectors in self.vectors.items()}
         if self.exact is not None:
             tensors["exact"] = torch.tensor(self.exact)
@@ -190,23 +188,17 @@ class Fingerprint:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Fingerprint:
-        """What `save` wrote; anything else is refused in words, and nothing in it is ever run."""
+        """Read a file that `save` wrote; any other is refused, and nothing in it is ever run."""
         path = Path(path)
         if not path.is_file():
             raise FileNotFoundError(f"no file {path}")
         if path.stat().st_size > MOST_BYTES:
             raise DamagedFile(f"{path} has {path.stat().st_size:,} bytes: no fingerprint has more than {MOST_BYTES:,}")
-        try:
+        with reading(path):
             head, tensors = read_tensors(path, KIND, VERSION)
             if len(head.get("fingerprint", "")) > MOST_TEXT:
                 raise DamagedFile(f"more than {MOST_TEXT:,} characters of facts")
-            return from_parts(json.loads(head["fingerprint"]), {key: each.numpy() for key, each in tensors.items()})
-        except DamagedFile as error:
-            if str(path) in str(error):
-                raise
-            raise DamagedFile(f"{path}: {error}") from error
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
+            return from_parts(json.loads(head["fingerprint"]), {key: tensor.numpy() for key, tensor in tensors.items()})
 
     def __repr__(self) -> str:
         kinds = ", ".join(f"{key} {vectors.shape[0]} × {vectors.shape[1]}" for key, vectors in self.vectors.items())
@@ -225,18 +217,18 @@ def fingerprint(
     prepare: Callable[[Any], Any] | None = None,
     device: str | torch.device | None = None,
 ) -> Fingerprint:
-    """A model as short vectors, one a site, whose cosines with those of another model say how alike they are.
+    """Return short vectors, one per site, whose cosines with those of another model say how alike the sites are.
 
-    `probe`: a `Probe`, or data of which the first 256 inputs are taken; all models that are to be compared must be
-    shown the same. They go through the model in one batch, and no activation is kept.
+    `probe`: a `Probe`, or data whose first 256 inputs are taken; models to be compared must see the same inputs. They
+    go through the model in one batch, and no activation is kept.
 
     `kinds`: "cka" estimates debiased CKA from `size` numbers with a standard deviation of at most (1 − c²)/√size, and
-    keeps the whole vectors for an exact answer; "weights" estimates wCKA without data, from how the network without its
-    activation functions takes 256 seeded random inputs; "atoms" holds the filter atoms of models that share their
-    coefficients. A model that has no such kind says so in `absent`. `size` and `seed` must be the same for all models.
+    keeps the whole vectors for an exact answer; "weights" estimates wCKA without data, from the answers of the network
+    without its activation functions to 256 seeded random inputs; "atoms" holds the filter atoms, for models that share
+    their coefficients. If the model lacks a kind, `absent` says why. `size` and `seed` must be the same for all models.
 
-    `sites`: names, globs, types; None takes for "cka" the sites that `compare` would take, for "weights" those of
-    `compare_weights`. At most 64 of a kind: of more by default, 64 are taken evenly spread, which `about` says.
+    `sites`: names, globs, types; None takes the default sites of `compare` for "cka", of `compare_weights` for
+    "weights". At most 64 of a kind: of more default sites, 64 are taken, evenly spread, and `about` reports it.
     `model`, `rows` (one row per input), `prepare`, `device`: as in `sosie.compare`.
     """
     check_rule(rows)
@@ -244,7 +236,7 @@ def fingerprint(
     check_seed(seed)
     wanted = [one_of(kind, "a kind of fingerprint", KINDS) for kind in ([kinds] if isinstance(kinds, str) else kinds)]
     if not wanted:
-        raise ValueError(f"no kind of fingerprint asked for; there are {', '.join(KINDS)}")
+        raise ValueError(f"no kind of fingerprint requested; there are {', '.join(KINDS)}")
     if isinstance(model, str):
         model = open_model(model)
     module, name, prepare = with_name(model, prepare)
@@ -286,6 +278,8 @@ def fingerprint(
         "architecture": _architecture(model, module),
         "parameters": sum(parameter.numel() for parameter in module.parameters()),
         "model": (digest or source.begun_digest()).read(),
+        "modules": digest_of_model(module),
+        "sites": repr(sites),
         "sosie": __version__,
         "left_out": {kind: reasons for kind, reasons in left_out.items() if reasons},
         "notes": notes,
@@ -295,65 +289,68 @@ def fingerprint(
 
 
 def _architecture(model: Any, module: nn.Module) -> str:
-    """The class of the module; where that is no more than a sequence, what its specification calls it."""
-    own = type(module).__name__
-    if own != "Sequential" or not isinstance(model, NamedModel):
-        return own
-    return re.split(r"[(@]", model.spec.rpartition(".py:")[2])[0].strip() or own
+    """Return the class of the module; for a plain Sequential, its name in the specification."""
+    name = type(module).__name__
+    if name != "Sequential" or not isinstance(model, NamedModel):
+        return name
+    return re.split(r"[(@]", model.spec.rpartition(".py:")[2])[0].strip() or name
 
 
 def _few(kind: str, count: int, asked: Any, notes: list[str]) -> list[int]:
-    """Which sites are taken: all, or of too many by default as many as may be, evenly spread, first and last in it."""
+    """Return the places of the sites to take: all, or of too many by default the most allowed, evenly spread."""
     if count <= MOST_SITES:
         return list(range(count))
     if asked is not None:
-        raise ValueError(f"{count} sites of kind {kind!r}, but a fingerprint has at most {MOST_SITES}: name fewer")
+        raise ValueError(
+            f"{count} sites of kind {kind!r}, but a fingerprint has at most {MOST_SITES}: name fewer sites"
+        )
     notes.append(f"{kind}: {MOST_SITES} of {count} sites, evenly spread")
     return [round(k * (count - 1) / (MOST_SITES - 1)) for k in range(MOST_SITES)]
 
 
-# Long vectors to short ones, the same way for every model: cosines stay what they were, but for a stated error
+# Long vectors to short ones, in the same way for every model: cosines stay the same, but for a stated error
 
 SMALLEST, LARGEST = 16, 4096
-AT_ONCE = 2**24  # numbers that are widened to float64
+AT_ONCE = 2**24  # numbers widened to float64 at a time
 
 
 def check_size(size: int) -> None:
-    whole_number(size, "size", least=SMALLEST, most=LARGEST, why="256 to 1024 serve well")
+    whole_number(size, "size", least=SMALLEST, most=LARGEST, why="256 to 1024 are good choices")
 
 
 def project(vectors: Tensor, size: int = SIZE, seed: int = 0) -> Tensor:
-    """Vectors (k, length) as (k, size) of length 1, in float32, where they are; those that fit are filled with zeros.
+    """Return vectors (k, length) as (k, size) of length 1, in float32, on their device; short ones are zero-padded.
 
     A CountSketch (Charikar et al. 2002): entry i goes to one of `size` places, with a sign, both decided by `seed` and
-    i alone, so that no matrix is made or kept.
+    i alone, so no matrix is made or kept.
     """
     check_size(size)
     home = vectors.device if vectors.device.type in ("cpu", "cuda") else torch.device("cpu")  # others have no float64
     vectors = vectors.detach().to(home)
-    some = vectors.split(max(1, AT_ONCE // vectors.shape[1]))
-    if vectors.shape[1] <= size:
-        return torch.cat([unit(pad(each.double(), (0, size - each.shape[1]))).float() for each in some])
-    places, signs = _drawn(size, seed, vectors.shape[1], home)
-    return torch.cat([_sketched(each.double(), size, places, signs) for each in some])
-
-
-def _sketched(vectors: Tensor, size: int, places: Tensor, signs: Tensor) -> Tensor:
-    short = vectors.new_zeros(size, len(vectors))
-    short.index_add_(0, places, (vectors * signs).T)  # whole rows are added, several times as fast as columns
-    return unit(short.T).float()
+    length = vectors.shape[1]
+    parts = []
+    for part in vectors.split(max(1, AT_ONCE // length)):
+        if length <= size:
+            short = pad(part.double(), (0, size - length))
+        else:
+            places, signs = _drawn(size, seed, length, home)
+            sums = part.new_zeros(size, len(part), dtype=torch.float64)
+            # Adding whole rows is several times as fast as adding columns.
+            short = sums.index_add_(0, places, (part.double() * signs).T).T
+        parts.append(unit(short).float())
+    return torch.cat(parts)
 
 
 @lru_cache(maxsize=2)
 def _drawn(size: int, seed: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The same for every model, so kept for the next."""
+    """Return places and signs, cached: they are the same for every model."""
     with torch.inference_mode(False):
-        places, signs = Buckets(size, seed).draw(0, length, torch.device("cpu"))
-        return places[0].to(device), signs[0].to(device)
+        drawn = Buckets(size, seed).draw(0, length, torch.device("cpu"))
+        return drawn.buckets[0].to(device), drawn.signs[0].to(device)
 
 
 def standard_deviation(cosine: float, size: int = SIZE) -> float:
-    """Of the cosine of two projected vectors about that of the whole ones: at most this, but for terms of 1/size.
+    """Return a bound, but for terms of 1/size, on the deviation of the cosine of projected vectors from the true one.
 
     For unit x and y with cosine c the variance is ((1 − c²)² − 2 Σ (xᵢyᵢ − c (xᵢ² + yᵢ²)/2)²) / size by the delta
     method; the sum is small unless a few entries carry the vectors. The mean is off by c (1 − c²) / (2 size) at most.
@@ -362,32 +359,32 @@ def standard_deviation(cosine: float, size: int = SIZE) -> float:
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """Each over its length."""
+    """Return each vector over its length."""
     return vectors / torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
 
 
-# Kind "cka": of each site the U-centred Gram matrix of the probes, as one vector whose cosine is debiased CKA
+# Kind "cka": the U-centred Gram matrix of each site as one vector, whose cosine is debiased CKA
 
 ROUNDING = 16  # units in the last place of an activation: rows that differ by less are equal
-GRAM_LOST = 1e-5  # of a Gram matrix's norm: what float32 products leave where U-centring takes all away
-TOGETHER = 2**24  # entries of Gram matrices that are looked at together
+GRAM_LOST = 1e-5  # of a Gram matrix's norm: what float32 products leave when U-centring removes everything
+TOGETHER = 2**24  # entries of Gram matrices that are processed together
 EQUAL = "is the same for all probes"
-NOTHING = "is as far from itself for any two probes: nothing is left to compare"
+NOTHING = "has the same distance between any two probes: nothing is left to compare"
 
 
 def cka_vectors(
     source: Network, probe: Probe, size: int, seed: int, asked: Any, notes: list[str]
 ) -> tuple[tuple[str, ...], Tensor, Tensor, dict[str, str], Digest]:
-    """The sites, their short and whole vectors on the CPU, why other sites have none, and the digest of the weights.
+    """Return the sites, their short and whole vectors on the CPU, why other sites have none, and the weights' digest.
 
-    One forward pass; each site's rows become a Gram matrix as they appear, and no activation is kept. All work is
-    queued on a GPU before it is waited for. `asked`: the sites that were named, if any.
+    It takes one forward pass; the rows of each site become a Gram matrix as they appear, and no activation is kept. On
+    a GPU all work is queued before the first wait. `asked`: the sites that were named, if any.
     """
 
     def sink(site: str, rows: Tensor) -> tuple[Tensor, Tensor, float]:
         if len(rows) != probe.n:
             raise ValueError(
-                f"{site}: {len(rows)} rows of {probe.n} probes, but a fingerprint has one row per input: "
+                f"{site}: {len(rows)} rows for {probe.n} probes, but a fingerprint needs one row per input: "
                 "rows='flatten', 'mean', 'cls' or 'last'"
             )
         return *_gram(rows), torch.finfo(rows.dtype).eps
@@ -400,7 +397,7 @@ def cka_vectors(
     parts = [_vectors(made[k : k + step]) for k in range(0, len(made), step)]
     vectors, lengths = (torch.cat(some) for some in zip(*parts, strict=True))
     arriving = AsyncCopy(lengths)
-    # Before it is known which of them mean anything; if they are many, only those that are taken.
+    # Started before it is known which are usable; if there are many sites, only for those that are taken.
     ahead = _brought_over(vectors, size, seed) if len(sites) <= MOST_SITES else None
     kept = []
     for k, (norm, whole, spread, first) in enumerate(arriving.read().tolist()):
@@ -424,9 +421,9 @@ def cka_vectors(
 
 
 def _brought_over(vectors: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Short ones and whole ones on the CPU, with one wait for a GPU.
+    """Return short and whole vectors on the CPU, with one wait for a GPU.
 
-    The whole ones into memory that is touched while it is still busy: the first touch takes longer than the copy.
+    The memory for the whole ones is touched while the GPU is busy: the first touch takes longer than the copy.
     """
     short = AsyncCopy(project(vectors, size, seed))
     if vectors.device.type != "cpu":
@@ -435,10 +432,10 @@ def _brought_over(vectors: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor
 
 
 def _gram(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The Gram matrix, centred so far that products of a few digits do not lose the spread, and ‖first row‖².
+    """Return the Gram matrix, centred enough that products of few digits do not lose the spread, and ‖first row‖².
 
-    On a CPU a strip of columns at a time, centred while it is in the cache. A GPU takes off the first row, which needs
-    no look at the others, and is not waited for; U-centring takes away what is left of the mean.
+    A CPU centres one strip of columns at a time while it is in the cache. A GPU subtracts the first row, which needs
+    neither the other rows nor a wait; U-centring removes the rest of the mean.
     """
     if not _on_gpu(rows):
         rows = with_room(rows, "the activations")
@@ -456,16 +453,16 @@ def _on_gpu(tensor: Tensor) -> bool:
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:
-    """In float64 on one device that has it; a model may be spread over several."""
+    """Return one float64 tensor on a device that has float64; a model may be spread over several devices."""
     home = tensors[0].device if tensors[0].device.type in ("cpu", "cuda") else torch.device("cpu")
     return torch.stack([each.to(home) for each in tensors]).double()
 
 
 def _vectors(made: Sequence[tuple[Tensor, Tensor, float]]) -> tuple[Tensor, Tensor]:
-    """Vectors (k, n (n − 1) / 2) of length 1, and of each four lengths (k, 4), which say whether it means anything.
+    """Return vectors (k, n (n − 1) / 2) of length 1, and four lengths of each (k, 4), which show whether it is usable.
 
-    The norm of the U-centred matrix, of the centred one, and squared how far rows are from their mean and the first
-    of them from zero.
+    These are the norms of the U-centred and of the centred matrix, and the squared distances of the rows from their
+    mean and of the first row from zero.
     """
     grams, first = _stacked([gram for gram, *_ in made]), _stacked([length for _, length, _ in made])
     centred = u_centred(grams)
@@ -477,74 +474,73 @@ def _vectors(made: Sequence[tuple[Tensor, Tensor, float]]) -> tuple[Tensor, Tens
     return vectors.float(), torch.stack([norm, whole, spread, first], dim=1)
 
 
-# Kind "weights": no data; a network without its activation functions, tried on seeded random inputs
+# Kind "weights": no data; the network without its activation functions, run on seeded random inputs
 #
 # For independent Gaussian u and v the mean of (uᵀHKHv)(uᵀHLHv) is ⟨HKH, HLH⟩, with K = W Wᵀ of the linear map W of a
 # site and H the centring over the entries of the input: vectors of uᵀHKHv over many pairs have a cosine that tends to
-# wCKA. Pairs are all those within blocks of inputs, far more than as many inputs would give as pairs of their own.
+# wCKA. All pairs within blocks of inputs are used, far more than separate pairs of as many inputs.
 
-INPUTS = maps.FEWEST  # random ones
-MAP_LOST = 1e-12  # of the products' norm: what float64 leaves where centring takes all away
+MAP_LOST = 1e-12  # of the products' norm: what float64 leaves when centring removes everything
 
 
-@products()  # a forward is how weights are read here, and the caller's autocast is not for it
+@products()  # a forward pass reads the weights here, without the caller's autocast
 def linear_vectors(
-    source: Network, given: Probe, *, seed: int, inputs: int = INPUTS
+    source: Network, probe: Probe, *, seed: int
 ) -> tuple[dict[str, Tensor], dict[str, str], tuple[str, ...]]:
-    """By site, in execution order, the vector (pairs,) of length 1 in float64; why other sites have none; and notes.
+    """Return the vectors (pairs,) of length 1 by site, in float64 and execution order; why others have none; and notes.
 
-    ValueError (NotLinear where that is why) if the model is no linear map of its input without its activations.
+    ValueError (NotLinear) if the model without its activation functions is no linear map of its input.
     """
     maps.check_weights(source)
-    linear = maps.look(source, input_shape(given.batch))
-    grams = maps.probe(linear, inputs, seed)
+    linear = maps.look(source, input_shape(probe.batch))
+    grams = maps.probe(linear, maps.FEWEST, seed)
     block = grams[True].shape[-1]
     i, j = torch.triu_indices(block, block, 1)
     centred, plain = (grams[kind][..., i, j].transpose(0, 1).flatten(1) for kind in (True, False))
     left = centred.norm(dim=1) > MAP_LOST * plain.norm(dim=1)
     sites = dict(zip(linear.side.sites, left.tolist(), strict=True))
     if not any(sites.values()):
-        raise ValueError("its linear map gives the same for each entry of the input: nothing is left to compare")
-    why = "as a linear map gives the same for each entry of the input"
+        raise ValueError("its linear map is the same for each entry of the input: nothing is left to compare")
+    why = "as a linear map is the same for each entry of the input"
     kept = [site for site, there in sites.items() if there]
     vectors = dict(zip(kept, unit(centred[left]), strict=True))
     return vectors, {site: why for site in sites if site not in kept}, linear.notes
 
 
 def input_shape(batch: Any) -> tuple[int, ...] | None:
-    """Of one input, where the model takes one tensor."""
+    """Return the shape of one input if the model takes one tensor."""
     args, _ = model_arguments(batch)
     first = args[0] if len(args) == 1 else None
     return tuple(first.shape[1:]) if isinstance(first, Tensor) and first.ndim > 1 else None
 
 
-# Kind "atoms": the filter atoms of each layer; only models that share their coefficients have comparable ones
+# Kind "atoms": the filter atoms of each layer, comparable only between models that share their coefficients
 
 
 def atom_vectors(model: nn.Module, size: int, seed: int) -> tuple[str, dict[str, Tensor]]:
-    """The digest of the coefficients, and of each layer the atoms as one vector (size,) of length 1."""
+    """Return the digest of the coefficients, and the atoms of each layer as one vector (size,) of length 1."""
     layers = atom_layers(unwrap(model))
     if not layers:
         raise ValueError("the model has no layer of filter atoms")
-    found = {}
+    vectors = {}
     for name, layer in layers.items():
         atoms = layer.atoms.detach().cpu().double().flatten()
         largest = atoms.abs().max()
         if not bool(torch.isfinite(largest)) or not bool(largest > 0):
             raise ValueError(f"the atoms of {name} are {'all 0' if not bool(largest) else 'NaN or infinite'}")
-        # By the largest first: the squares of very small or large numbers are 0 or infinite.
-        found[name] = project((atoms / largest)[None], size, seed)[0]
+        # Divided by the largest first: the squares of very small or large numbers are 0 or infinite.
+        vectors[name] = project((atoms / largest)[None], size, seed)[0]
     shared = {name: (tuple(layer.atoms.shape), layer.coefficients.detach().float()) for name, layer in layers.items()}
-    return digest_of(shared), found
+    return digest_of(shared), vectors
 
 
-# Files of fingerprints; what others send is checked before it is believed
+# Files of fingerprints; a file from others is checked before it is used
 
 KIND, VERSION = "fingerprint", 2
 MOST_BYTES = 2**30
 MOST_TEXT = 2**20  # bytes of JSON
 LONGEST = 1000  # characters of a label
-UNIT = 1e-4  # by which the length of a vector may be off 1, and a short vector off what the whole one gives
+UNIT = 1e-4  # tolerance for the length of a vector, and for a short vector against the projected whole one
 SCHEMA = {
     "probe": str, "n": int, "size": int, "seed": int, "rows": str, "labels": {str: [str]}, "absent": {str: str},
     "about": {},
@@ -554,7 +550,7 @@ _KEY = re.compile(r"cka|weights|atoms-[0-9a-f]{8,64}")
 
 
 def from_parts(facts: Any, arrays: Mapping[str, Floats]) -> Fingerprint:
-    """A fingerprint of facts and tensors that others sent, by the names of `save`; refused unless all adds up."""
+    """Return a fingerprint of facts and tensors from others, named as in `save`; raise unless they are consistent."""
     check_schema("the list of facts", facts, SCHEMA)
     labels = {key: tuple(sites) for key, sites in facts["labels"].items()}
     for key, sites in labels.items():
@@ -565,21 +561,18 @@ def from_parts(facts: Any, arrays: Mapping[str, Floats]) -> Fingerprint:
     if long := [text for text in (*facts["absent"], facts["rows"], *sum(labels.values(), ())) if len(text) > LONGEST]:
         raise DamagedFile(f"a name of at most {LONGEST} characters is expected, got {long[0][:40]!r}")
     if not _DIGEST.fullmatch(facts["probe"]):
-        raise DamagedFile("the hash of the probe set is none")
+        raise DamagedFile("the hash of the probe set is malformed")
     wanted = {f"vectors.{key}" for key in labels} | ({"exact"} if "cka" in labels else set())
     if more := sorted({*arrays} - wanted - {"exact"}):
-        raise DamagedFile(f"tensors that no fingerprint has: {', '.join(more[:4])}")
+        raise DamagedFile(f"tensors that no fingerprint has: {listed(more)}")
     if not labels or len({kind_of(key) for key in labels}) < len(labels):
         raise DamagedFile("no vectors, or two sets of one kind")
     if missing := sorted(wanted ^ {*arrays}):
         raise DamagedFile(f"no {missing[0]!r}: the short vectors of 'cka' come with the whole ones, and all with sites")
     n, size, seed = facts["n"], facts["size"], facts["seed"]
-    try:
-        whole_number(n, "the number of probes", least=FEWEST_PROBES, most=MOST_PROBES)
-        check_size(size)
-        check_seed(seed)
-    except ValueError as error:
-        raise DamagedFile(str(error)) from error
+    whole_number(n, "the number of probes", least=FEWEST_PROBES, most=MOST_PROBES)
+    check_size(size)
+    check_seed(seed)
     shapes = {f"vectors.{key}": (len(sites), size) for key, sites in labels.items()}
     shapes["exact"] = len(labels.get("cka", ())), n * (n - 1) // 2
     for name, array in arrays.items():
@@ -592,21 +585,21 @@ def from_parts(facts: Any, arrays: Mapping[str, Floats]) -> Fingerprint:
             raise DamagedFile(f"{name!r} has vectors whose length is off 1 by {off:.2g}")
     vectors, exact = {key: arrays[f"vectors.{key}"] for key in labels}, arrays.get("exact")
     if exact is not None:
-        apart = np.abs(project(torch.from_numpy(exact), size, seed).numpy() - vectors["cka"]).max()
-        if not apart < UNIT:
-            raise DamagedFile(f"the short vectors of 'cka' are not those of the whole ones: off by {apart:.2g}")
-    about = facts["absent"], facts["about"]
-    return Fingerprint(facts["probe"], n, size, seed, facts["rows"], vectors, labels, exact, *about)
+        off = np.abs(project(torch.from_numpy(exact), size, seed).numpy() - vectors["cka"]).max()
+        if not off < UNIT:
+            raise DamagedFile(f"the short vectors of 'cka' are not those of the whole ones: off by {off:.2g}")
+    made = facts["probe"], n, size, seed, facts["rows"]
+    return Fingerprint(*made, vectors, labels, exact, facts["absent"], facts["about"])
 
 
-# What all models of a zoo have in common: the probe set and how fingerprints are made
+# What all models of a zoo share: the probe set and how fingerprints are made
 
 ROWS = ("flatten", "mean", "cls", "last")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The probe set and how fingerprints are made: pinned when the zoo is made."""
+    """The probe set and how fingerprints are made, pinned when the zoo is made."""
 
     probe: str  # hash
     n: int
@@ -620,13 +613,13 @@ class Settings:
         check_size(self.size)
         check_seed(self.seed)
         if not isinstance(self.rows, str):
-            raise TypeError("a zoo has one of the named rules as rows=, which other processes know too, not a function")
+            raise TypeError("rows= of a zoo is one of the named rules, which other processes know too, not a function")
         one_of(self.rows, "rows (a fingerprint has one row per input)", ROWS)
         if not self.kinds or len(set(self.kinds)) < len(self.kinds) or not set(self.kinds) <= set(KINDS):
-            given = ", ".join(map(str, self.kinds)) or "none"
-            raise ValueError(f"kinds must be some of {', '.join(KINDS)}, each once, got {given}")
+            got = ", ".join(map(str, self.kinds)) or "none"
+            raise ValueError(f"kinds must be some of {', '.join(KINDS)}, each once, got {got}")
         if not isinstance(self.probe, str) or not _DIGEST.fullmatch(self.probe) or not isinstance(self.n, int):
-            raise ValueError(f"no hash of a probe set: {str(self.probe)[:40]!r}")
+            raise ValueError(f"not the hash of a probe set: {str(self.probe)[:40]!r}")
 
     @classmethod
     def from_json(cls, about: dict[str, Any]) -> Settings:
@@ -639,49 +632,48 @@ class Settings:
         return {**asdict(self), "kinds": list(self.kinds)}
 
     def check_same(self, given: dict[str, Any], folder: Any) -> None:
-        """Raise if a zoo that is there was opened with other settings."""
+        """Raise if an existing zoo was opened with other settings."""
         for name, value in asdict(replace(self, **given)).items():
-            mine = getattr(self, name)
-            if value != mine:
-                raise ValueError(f"{folder} was made with {name}={mine!r}, not {value!r}; all its models share that")
+            if value != (pinned := getattr(self, name)):
+                raise ValueError(f"{folder} was made with {name}={pinned!r}, not {value!r}; all its models share it")
 
     def check_probe(self, probe: Probe, folder: Any) -> None:
         if probe.digest != self.probe:
             raise ValueError(
-                f"another probe set: {folder} was made with {self.n} inputs of hash {self.probe}, the data given are "
-                f"{probe.n} of hash {probe.digest}. Leave data out to use that of the zoo, or make another zoo"
+                f"another probe set: {folder} was made with {self.n} inputs of hash {self.probe}, data= gives "
+                f"{probe.n} of hash {probe.digest}; a loader that shuffles gives others each time. Leave data= out to "
+                "use that of the zoo, or make another zoo"
             )
 
-    def check_alike(self, name: str, found: Fingerprint) -> None:
-        """Raise unless a fingerprint was made as all others here."""
-        if found.probe != self.probe:
+    def check_alike(self, name: str, fingerprint: Fingerprint) -> None:
+        """Raise unless a fingerprint was made as all others of the zoo."""
+        if fingerprint.probe != self.probe:
             raise ValueError(
-                f"{name!r}: a fingerprint on another probe set, {found.probe}; that of the zoo is {self.probe}: make "
-                "it with zoo.fingerprint(model), or `sosie zoo fingerprint FOLDER MODEL --out FILE`"
+                f"{name!r}: a fingerprint on another probe set, {fingerprint.probe}; that of the zoo is {self.probe}: "
+                "make it with zoo.fingerprint(model), or `sosie zoo fingerprint FOLDER MODEL --out FILE`"
             )
-        for setting in ("n", "size", "seed", "rows"):
-            mine, theirs = getattr(self, setting), getattr(found, setting)
-            if mine != theirs:
-                raise ValueError(f"{name!r}: a fingerprint with {setting}={theirs!r}; the zoo has {setting}={mine!r}")
+        for setting in MADE:
+            if (actual := getattr(fingerprint, setting)) != (pinned := getattr(self, setting)):
+                raise ValueError(f"{name!r}: a fingerprint with {setting}={actual!r}; the zoo has {setting}={pinned!r}")
 
-    def record(self, name: str, found: Fingerprint, facts: Facts, added: str = "") -> Record:
-        """What the store keeps of a fingerprint; refused unless it was made as all others here."""
-        self.check_alike(name, found)
-        keys = [key for key in found.vectors if kind_of(key) in self.kinds]
+    def record(self, name: str, fingerprint: Fingerprint, facts: Facts, added: str = "") -> Record:
+        """Return what the store keeps of a fingerprint; raise unless it was made as all others of the zoo."""
+        self.check_alike(name, fingerprint)
+        keys = [key for key in fingerprint.vectors if kind_of(key) in self.kinds]
         if not keys:
             kinds = ", ".join(self.kinds)
-            raise ValueError(f"{name!r}: a fingerprint of {', '.join(found.kinds)}; the zoo has {kinds}")
-        blocks = {key: (found.vectors[key], tuple(found.labels[key])) for key in keys}
-        if found.exact is not None and "cka" in blocks:
-            blocks[EXACT] = found.exact, tuple(found.labels["cka"])
-        digest, architecture = (str(found.about.get(key) or "unknown") for key in ("model", "architecture"))
+            raise ValueError(f"{name!r}: a fingerprint of {', '.join(fingerprint.kinds)}; the zoo has {kinds}")
+        blocks = {key: (fingerprint.vectors[key], tuple(fingerprint.labels[key])) for key in keys}
+        if fingerprint.exact is not None and "cka" in blocks:
+            blocks[EXACT] = fingerprint.exact, tuple(fingerprint.labels["cka"])
+        digest, architecture = (str(fingerprint.about.get(key) or "unknown") for key in ("model", "architecture"))
         return Record(
-            name=name, digest=digest, architecture=architecture, parameters=found.about.get("parameters", 0),
-            blocks=blocks, absent=dict(found.absent), about=dict(found.about), added=added, **vars(facts),
+            name=name, digest=digest, architecture=architecture, parameters=fingerprint.about.get("parameters", 0),
+            blocks=blocks, absent=dict(fingerprint.absent), about=dict(fingerprint.about), added=added, **vars(facts),
         )  # fmt: skip
 
     def fingerprint(self, stored: Record) -> Fingerprint:
-        """The way back."""
+        """Return the fingerprint of a record."""
         vectors = {key: rows for key, (rows, _) in stored.blocks.items()}
         labels = {key: sites for key, (_, sites) in stored.blocks.items() if key != EXACT}
         exact = vectors.pop(EXACT, None)

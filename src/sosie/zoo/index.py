@@ -1,6 +1,6 @@
 """An index of the vectors of a kind, made by faiss and kept in a file beside them: it says which rows to look at.
 
-What these rows are worth is worked out from the vectors themselves. Whoever reads an index looks whether it fits them.
+Values are always computed from the vectors themselves. An index is used only if it fits them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ..files import DamagedFile, check_schema, write_atomically
 from .vectors import Floats, Vectors, Whole, map_rows
 
 FORMAT, VERSION = "sosie-index", 2
-MOST_HEAD = 10_000  # bytes of the line in front
-SAMPLED = 64  # rows by which vectors are known again
+MOST_HEAD = 10_000  # bytes of the first line
+SAMPLED = 64  # rows that identify the vectors
 FEWEST_ROWS = 1000
-TRAINING = 64  # rows a list is made from
-BLOCK = 65536  # rows that are added at a time
-LISTS = (1 / 32, 32)  # gone through for a vector: this share, and not fewer than this
-VOTING = 4  # vectors of which each may miss a model: half as many lists will do
+TRAINING = 64  # rows to make a list from
+BLOCK = 65536  # rows added at a time
+LISTS = (1 / 32, 32)  # searched for a vector: this share, and at least this many
+VOTING = 4  # vectors: each may miss a model, so half as many lists suffice
 MOST_LISTS = 4096
 SCHEMA = {
     "format": str, "version": int, "file": str, "rows": int, "width": int, "lists": int, "trained": int,
@@ -37,22 +37,22 @@ _reading = threading.Lock()
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """Rows by their nearest of some centres, one byte a number; vectors that came later are not in it."""
+    """Rows sorted by their nearest centre, one byte per number, without the vectors that were added later."""
 
-    rows: int  # of the file of vectors, from the first on, that it covers; those of removed models may be missing
+    rows: int  # the first rows of the file of vectors, which it covers; those of removed models may be missing
     lists: int
-    trained: int  # rows that there were when the lists were made
+    trained: int  # rows when the lists were made
     bytes: int
     faiss: Any
 
     def candidates(self, query: Floats, vectors: Vectors, count: int) -> list[Whole]:
-        """For each vector of the query about `count` rows of the models, the nearest in all likelihood."""
+        """Return for each vector of the query about `count` rows of the models, most likely the nearest."""
         faiss = load_faiss()
         covered = np.searchsorted(vectors.first, self.rows)
         live = int(vectors.count[:covered].sum())
         share, least = LISTS if len(query) < VOTING else (LISTS[0] / 2, LISTS[1] // 2)
         options = {"nprobe": min(max(int(self.lists * share), least), self.lists)}
-        gone = self.faiss.ntotal - live  # of removed models, or left out by a filter
+        gone = self.faiss.ntotal - live  # rows of removed models, or excluded by a filter
         if gone > self.faiss.ntotal // 10:
             marked = np.zeros(self.rows, bool)
             marked[vectors.part(slice(int(covered))).row_numbers()] = True
@@ -61,21 +61,19 @@ class Index:
             gone = 0
         more = count + min(gone, count)
         _, rows = self.faiss.search(query, more, params=faiss.SearchParametersIVF(**options))
-        return [one[vectors.has_rows(one)][:count] for one in rows]
+        return [candidates[vectors.has_rows(candidates)][:count] for candidates in rows]
 
 
 def load_faiss() -> Any:
     try:
         import faiss
     except ImportError as error:
-        raise ImportError(
-            "an index needs faiss: pip install 'sosie[zoo]'; searches work without, row by row"
-        ) from error
+        raise ImportError("an index needs faiss: pip install 'sosie[zoo]'; searches work without one") from error
     return faiss
 
 
 def open_index(vectors: Vectors) -> Index | str | None:
-    """The index of these vectors; None where there is none; where it is of no use, why."""
+    """Return the index of these vectors; None if there is none; the reason if it cannot be used."""
     if vectors.file is None or not (path := _path_of(vectors)).is_file():
         return None
     facts = path.stat()
@@ -85,7 +83,7 @@ def open_index(vectors: Vectors) -> Index | str | None:
 
 @lru_cache(maxsize=4)
 def _opened(path: Path, file: Path, width: int, _: tuple[int, int, int]) -> Index | str:
-    """Kept until somebody has made another."""
+    """Return the index, cached until its file changes."""
     try:
         return read_index(path, file, width)
     except (DamagedFile, ImportError, OSError, RuntimeError) as error:  # faiss raises the last
@@ -93,27 +91,27 @@ def _opened(path: Path, file: Path, width: int, _: tuple[int, int, int]) -> Inde
 
 
 def _path_of(vectors: Vectors) -> Path:
-    """vectors/cka-512.faiss, beside the vectors."""
+    """Return vectors/cka-512.faiss, beside the vectors."""
     assert vectors.file is not None
     return vectors.file.with_name(f"{vectors.kind.replace(':', '-')}-{vectors.rows.shape[1]}.faiss")
 
 
 def build(vectors: Vectors, *, lists: int | None = None) -> Index:
-    """Make the index, or add to the one that is there the rows that came since."""
+    """Make the index, or add the new rows to the existing one."""
     faiss = load_faiss()
     rows = vectors.row_numbers()
     if len(rows) < FEWEST_ROWS:
         raise ValueError(f"{len(rows):,} rows of kind {vectors.kind!r}: an index is for {FEWEST_ROWS:,} and more")
     vectors.verify()
-    there = open_index(vectors)
-    if isinstance(there, Index) and lists is None and len(rows) <= 2 * there.trained:
-        index = faiss.clone_index(there.faiss)  # others may be searching in this one
-        new, trained = rows[np.searchsorted(rows, there.rows) :], there.trained
+    old = open_index(vectors)
+    if isinstance(old, Index) and lists is None and len(rows) <= 2 * old.trained:
+        index = faiss.clone_index(old.faiss)  # other threads may be searching in the old one
+        new, trained = rows[np.searchsorted(rows, old.rows) :], old.trained
     else:
         count = min(max(int(len(rows) ** 0.5), 16), MOST_LISTS)
         count = count if lists is None else whole_number(lists, "lists", least=1, most=len(rows))
         index = faiss.index_factory(vectors.rows.shape[1], f"IVF{count},SQ8", faiss.METRIC_INNER_PRODUCT)
-        index.cp.min_points_per_centroid = 1  # it would warn that small zoos are small
+        index.cp.min_points_per_centroid = 1  # faiss would warn about small zoos
         some = np.unique(np.linspace(0, len(rows) - 1, min(len(rows), TRAINING * count)).astype(np.int64))
         index.train(np.ascontiguousarray(vectors.rows[rows[some]], np.float32))
         new, trained = rows, len(rows)
@@ -127,7 +125,7 @@ def _write(vectors: Vectors, index: Any, rows: int, trained: int) -> Index:
     assert vectors.file is not None
     content = load_faiss().serialize_index(index)
     head = {
-        "file": vectors.file.name,  # which gets another name when the zoo is compacted
+        "file": vectors.file.name,  # `compact` gives it another name
         "rows": rows, "width": vectors.rows.shape[1], "lists": index.nlist, "trained": trained,
         "sample": _sample(vectors.rows[:rows]), "bytes": content.nbytes, "hash": "",
     }  # fmt: skip
@@ -143,24 +141,24 @@ def _write(vectors: Vectors, index: Any, rows: int, trained: int) -> Index:
 
 
 def read_index(path: Path, file: Path, width: int) -> Index:
-    """The index, if it is whole and of the vectors in `file`; else why not, as an error."""
+    """Return the index; raise unless it is whole and of the vectors in `file`."""
     faiss = load_faiss()
     with path.open("rb") as opened:
         line = opened.readline(MOST_HEAD)
     try:
         head = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DamagedFile(f"{path.name} does not begin as an index does ({error})") from error
+        raise DamagedFile(f"{path.name} does not begin like an index ({error})") from error
     check_schema(path.name, head, SCHEMA)
     if (head.pop("format"), head.pop("version")) != (FORMAT, VERSION):
-        raise DamagedFile(f"{path.name} does not begin as an index does (another format)")
+        raise DamagedFile(f"{path.name} does not begin like an index (another format)")
     if head["file"] != file.name:
         raise DamagedFile(f"{path.name} is of vectors that were compacted since")
     if head["width"] != width or head["rows"] < 1:
         raise DamagedFile(f"{path.name} is of {head['rows']:,} rows of {head['width']}, the vectors have {width}")
-    # Not the rows that are mapped: the last models may have been removed since.
+    # Sampled from the file, not from the mapped rows: the last models may have been removed since.
     if _sample(map_rows(file, head["rows"], width)) != head["sample"]:
-        raise DamagedFile(f"{path.name} is of other vectors than are there")
+        raise DamagedFile(f"{path.name} is of other vectors than those in {file.name}")
     content = np.memmap(path, np.uint8, "r", len(line))
     if content.nbytes != head["bytes"] or _hash(head, content.data) != head["hash"]:
         raise DamagedFile(f"{path.name} was cut off or changed")
@@ -171,12 +169,12 @@ def read_index(path: Path, file: Path, width: int) -> Index:
 
 
 def _sample(rows: Floats) -> str:
-    """A hash of some rows, the last among them: a file may have been restored and gone on otherwise."""
+    """Return a hash of some rows, with the last one: a file may have been restored and then continued differently."""
     some = np.unique(np.linspace(0, len(rows) - 1, SAMPLED).astype(np.int64))
     return hashlib.blake2b(np.ascontiguousarray(rows[some], "<f4").tobytes(), digest_size=16).hexdigest()
 
 
 def _hash(head: dict[str, Any], content: Any) -> str:
-    """Of the facts and of the index itself."""
+    """Return the hash of the facts and of the index itself."""
     facts = json.dumps({**head, "hash": ""}, sort_keys=True).encode()
     return hashlib.blake2b(content, digest_size=16, key=hashlib.blake2b(facts).digest()).hexdigest()

@@ -1,4 +1,4 @@
-"""Which model for these data? Transfer scores of each, and how well a layer of it tells the classes apart."""
+"""Which model for these data? Transfer scores of each model, and how well one of its layers separates the classes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def recommend(
     if not names:
         raise none_passes(zoo, filters, "no model that passes the filters is in models=")
     if len(names) > 1 and isinstance(data, Iterator):
-        raise TypeError("several models need data that can be gone through again: a list or a loader, not an iterator")
+        raise TypeError("several models need data that can be read again: a list or a loader, not an iterator")
     rows = []
     with Progress("trying models", len(names), "models") as bar:
         for name in names:
@@ -67,21 +67,21 @@ def recommend(
                     model, row["reason"] = _open_again(facts[name]["source"], facts[name]["digest"], trust)
                 if row["reason"] is None:
                     row |= _scores(model, data, probe_layer, max_rows, options)
-            except Exception as error:  # whatever a model or its file raises: the rest goes on
+            except Exception as error:  # anything that a model or its file raises: go on with the others
                 row["reason"] = reason_of(error)
             rows.append(row)
             bar.advance(note=name[:30])
     tried = [row for row in rows if row["reason"] is None and row[by] is not None]
     tried.sort(key=lambda row: row[by])
-    if by == PROBE:  # easy data are all got right from many a layer
+    if by == PROBE:  # on easy data many layers reach the same accuracy
         tried.sort(key=lambda row: (-row[PROBE], math.inf if row[MEAN_EMBEDDING] is None else row[MEAN_EMBEDDING]))
     for rank, row in enumerate(tried, 1):
         row["rank"] = rank
-    left = [row for row in rows if row["rank"] is None]
-    for row in left:
+    failed = [row for row in rows if row["rank"] is None]
+    for row in failed:
         row["reason"] = row["reason"] or f"{by} is undefined"
     asked = {
-        "k": k, "by": by, "probe_layer": probe_layer, "inputs": max_rows, "tried": len(tried), "failed": len(left),
+        "k": k, "by": by, "probe_layer": probe_layer, "inputs": max_rows, "tried": len(tried), "failed": len(failed),
         **filters,
     }  # fmt: skip
     order = "largest" if by == PROBE else "smallest"
@@ -90,11 +90,11 @@ def recommend(
     if by != PROBE:
         notes.append("Deeper networks have larger norms: compare models of one architecture only.")
         notes.append("Such scores hardly foretell what fine-tuning gives: with labels, a probe layer does better.")
-    return Recommendation(asked, tuple(tried[:k] + left), tuple(notes))
+    return Recommendation(asked, tuple(tried[:k] + failed), tuple(notes))
 
 
 def _open_again(source: str | None, digest: str, trust: bool) -> tuple[Any, str | None]:
-    """The model that its source names, if it still is the one that was added; or why there is none."""
+    """Return the model that a source names, if it still is the one that was added; else None and the reason."""
     if source is None:
         return None, "it was added without a source: give it with models={name: model}"
     if _CODE.search(source) and not trust:
@@ -113,7 +113,7 @@ def _open_again(source: str | None, digest: str, trust: bool) -> tuple[Any, str 
 def _scores(
     model: Any, data: Any, probe_layer: str | int | None, max_rows: int, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The transfer scores of a model, and how well its probe layer does."""
+    """Return the transfer scores of a model, and the accuracy of its probe layer."""
     compared = transfer(model, data, max_rows=max_rows, **options)
     assert isinstance(compared, Comparison)
     means = {name: over_sites(compared, name) for name in TRANSFER}
@@ -124,13 +124,11 @@ def _scores(
     if isinstance(probe_layer, int) and not -len(sites) <= probe_layer < len(sites):
         raise ValueError(f"no layer {probe_layer} to probe: it has {len(sites)} layers, {', '.join(sites)}")
     site = probe_layer if isinstance(probe_layer, str) else sites[probe_layer]
-    own = {name: value for name, value in options.items() if name in ("prepare", "inputs", "device", "memory")}
+    options = {name: value for name, value in options.items() if name in ("prepare", "inputs", "device", "memory")}
     # Rows averaged over space or tokens, so that all layers and models have few columns.
-    kept = sketch(model, data, sites=site, size=None, kernels="features", rows="mean", max_rows=max_rows, **own)
+    kept = sketch(model, data, sites=site, size=None, kernels="features", rows="mean", max_rows=max_rows, **options)
     if kept.labels is None:
-        raise ValueError(
-            "the data have no labels that a probe could use: give batches of (inputs, labels), class numbers from 0 on"
-        )
+        raise ValueError("the data have no labels: a probe needs batches of (inputs, labels), with classes from 0 on")
     if len(kept.side.sites) > 1:
         raise ValueError(f"the probe layer {site!r} names {len(kept.side.sites)} layers: name one")
     features = kept.sites[0].features
@@ -138,39 +136,39 @@ def _scores(
     return scores | {"probe_site": site, PROBE: left_out_accuracy(features.rows, kept.labels.argmax(1))}
 
 
-# How well a linear map of a layer's rows tells classes apart, at rows that it was not fitted to: in closed form
+# The accuracy of a linear classifier of a layer's rows, at rows that it was not fitted to, in closed form
 
 GRID = tuple(10 ** (half / 2) for half in range(-12, 9))  # penalties tried, in units of the mean eigenvalue
 
 
 def left_out_accuracy(rows: Tensor, labels: Tensor) -> float:
-    """Share of rows (n, p) whose label (n,) ridge regression to one-hot targets finds when that row is left out.
+    """Return the share of rows (n, p) whose label (n,) ridge regression to one-hot targets predicts without that row.
 
-    Exact for each penalty; of the penalties on a grid that with the least squared error at rows left out is taken,
-    which makes the share a little too good.
+    Exact for each penalty. The penalty with the least squared error at rows left out is taken from a grid, which makes
+    the share slightly too high.
     """
-    classes, found = labels.unique(return_inverse=True)
+    classes, numbers = labels.unique(return_inverse=True)
     if len(classes) < 2 or len(rows) < 3:
         raise ValueError(f"{len(rows)} inputs of {len(classes)} classes: a probe needs at least 3 of at least 2")
     x = rows.double()
     x = x - x.mean(0)
-    targets = torch.eye(len(classes), dtype=torch.float64, device=x.device)[found]
+    targets = torch.eye(len(classes), dtype=torch.float64, device=x.device)[numbers]
     spectrum, vectors = torch.linalg.eigh(x @ x.T)
     spectrum = torch.where(spectrum > 0, spectrum, torch.zeros_like(spectrum))
     mean = float(spectrum.mean())
     if not mean > 0:
-        raise ValueError(f"all {len(rows)} rows of the layer are the same: a probe has nothing to learn from them")
+        raise ValueError(f"all {len(rows)} rows of the layer are the same: a probe cannot learn from them")
     share, error = 0.0, float("inf")
     for penalty in GRID:
         answers = _left_out(spectrum, vectors, targets, penalty * mean)
         now = float((answers - targets).square().sum())
         if now < error:
-            error, share = now, float((answers.argmax(1) == found).double().mean())
+            error, share = now, float((answers.argmax(1) == numbers).double().mean())
     return share
 
 
 def _left_out(spectrum: Tensor, vectors: Tensor, targets: Tensor, penalty: float) -> Tensor:
-    """What a ridge regression with an intercept answers at each row when it was fitted to the others."""
+    """Return the prediction of ridge regression with an intercept at each row, fitted to the other rows."""
     shrunk = spectrum / (spectrum + penalty)
     centre = targets.mean(0)
     fitted = centre + vectors @ (shrunk[:, None] * (vectors.T @ (targets - centre)))

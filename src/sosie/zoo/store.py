@@ -1,4 +1,4 @@
-"""The store of a zoo: SQLite says which models there are and where their vectors lie; a change is one transaction.
+"""The store of a zoo: SQLite records which models there are and where their vectors lie; a change is one transaction.
 
 Rows are appended to flat files and synced inside the transaction that names them, so a model exists, whole, from its
 commit on. SQLite lets one process write at a time and any number read meanwhile.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import sqlite3
 import tempfile
@@ -28,8 +27,8 @@ from urllib.parse import quote
 
 import numpy as np
 
-from ..checks import whole_number
-from ..files import DamagedFile
+from ..checks import listed, nearest, whole_number
+from ..files import DamagedFile, reading
 from .vectors import (
     ITEM,
     REPAIR,
@@ -46,21 +45,21 @@ from .vectors import (
 )
 
 T = TypeVar("T")
-Places = dict[tuple[str, str], tuple[int, int]]  # by name and kind of a model: the file of its rows, and the first
+Places = dict[tuple[str, str], tuple[int, int]]  # (model name, kind) → (file id, first row)
 
 # Errors
 
 
 class ZooBusy(TimeoutError):
-    """Somebody else is writing."""
+    """Another process is writing."""
 
 
 class ZooGone(OSError):
-    """The folder that was opened is no longer there, or is another one now."""
+    """The folder that was opened was moved, deleted or replaced."""
 
 
 class UnknownModel(KeyError, ValueError):
-    """No model of that name."""
+    """Nothing in the zoo has that name: no model, kind of vectors, cluster or run."""
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -71,145 +70,119 @@ class NameTaken(ValueError):
 
 
 class DiskFull(OSError):
-    """There is no room left; the zoo is as it was."""
+    """The disk is full; the zoo is unchanged."""
 
     errno = ENOSPC
 
 
+NO_ROOM = "no room left on the disk for {}: make some and try again; the zoo is as it was"
+
+
 @contextmanager
 def errors_in_words(path: Path, wait: float = 0.0) -> Iterator[None]:
-    """SQLite's errors, and those of a full disk, as errors that say what to do; any other passes."""
+    """Turn errors of SQLite, and of a full disk, into errors that name the next step."""
     try:
         yield
     except sqlite3.DatabaseError as error:
-        raise _in_words(error, path, wait) from error
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            longer = max(60, 6 * wait)
+            raise ZooBusy(
+                f"{path} is being written to by another process; waited {wait:g} s. Try again when that process is "
+                f"done, or wait longer: --wait {longer:g}, in Python Zoo(folder, wait={longer:g})"
+            ) from error
+        if code == sqlite3.SQLITE_FULL:
+            raise DiskFull(NO_ROOM.format(path)) from error
+        if code == sqlite3.SQLITE_IOERR:  # also what a quota or a limit on the size of files gives
+            raise OSError(
+                f"{path} cannot be read or written ({error}): the disk may be full, over its quota, or failing; the "
+                "change was undone"
+            ) from error
+        damage = ("Could not decode", "no such column", "malformed")  # changed bytes that SQLite does not check for
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or str(error).startswith(damage):
+            raise DamagedFile(
+                f"{path} is damaged ({error}): restore the folder from a copy, or import an exported file"
+            ) from error
+        if code == sqlite3.SQLITE_READONLY:
+            raise PermissionError(f"{path} cannot be written to: the folder or the file is read-only") from error
+        if code == sqlite3.SQLITE_CANTOPEN:
+            raise PermissionError(f"{path} cannot be opened ({error})") from error
+        raise
     except OSError as error:
         if error.errno in (ENOSPC, EDQUOT, EFBIG) and not isinstance(error, DiskFull):
             raise DiskFull(NO_ROOM.format(path)) from error
         raise
 
 
-NO_ROOM = "no room left on the disk for {}: make some and try again; the zoo is as it was"
-
-
-def _in_words(error: sqlite3.DatabaseError, path: Path, wait: float) -> Exception:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return ZooBusy(
-            f"{path} is being written to by another process; waited {wait:g} s. Try again when that process is done, "
-            f"or wait longer: --wait {max(60, 6 * wait):g}, in Python Zoo(folder, wait={max(60, 6 * wait):g})"
-        )
-    if code == sqlite3.SQLITE_FULL:
-        return DiskFull(NO_ROOM.format(path))
-    if code == sqlite3.SQLITE_IOERR:  # also what a quota or a limit on the size of files gives
-        return OSError(
-            f"{path} cannot be read or written ({error}): the disk may be full, over its quota, or failing; the change "
-            "was undone"
-        )
-    damage = ("Could not decode", "no such column", "malformed")  # changed bytes, where SQLite does not look
-    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or str(error).startswith(damage):
-        return DamagedFile(f"{path} is damaged ({error}): restore the folder from a copy, or import an exported file")
-    if code == sqlite3.SQLITE_READONLY:
-        return PermissionError(f"{path} cannot be written to: the folder or the file is read-only")
-    if code == sqlite3.SQLITE_CANTOPEN:
-        return PermissionError(f"{path} cannot be opened ({error})")
-    return error
-
-
-# What models, tags and filters may be called; whoever shows a name escapes it
+# Names of models and tags, and filters; whoever shows a name escapes it
 
 LONGEST = 200  # letters of a name
 LONGEST_TEXT = 2000  # letters of a source or of a task
 MOST_TEXTS = 500  # of one filter
 Filter = str | Iterable[str] | None
-_KIND = re.compile(r"[a-z][a-z0-9_]{0,39}(?:[:.-][a-z0-9_]{1,64}){0,3}")
 
 
 def check_name(name: Any, what: str = "name") -> str:
-    """The name, if it is printable, of 1 to 200 letters, without path separators, and neither "." nor ".."."""
+    """Return the name if it is short printable text that cannot be mistaken for a path."""
     text = check_text(name, what, LONGEST)
-    if text in (".", ".."):
-        raise ValueError(f"a {what} cannot be {text!r}, which names a folder")
-    if "/" in text or "\\" in text:
-        raise ValueError(f"a {what} has no path separators, got {_shown(text)}: write - or : in their place")
+    if text in (".", "..") or "/" in text or "\\" in text:
+        raise ValueError(f"a {what} has no path separators and is not the name of a folder, got {_shown(text)}")
     return text
 
 
 def check_text(text: Any, what: str, longest: int = LONGEST_TEXT) -> str:
-    """Printable text that is not empty, does not begin or end with a space, and is not longer than that."""
+    """Return the text if it is printable, not empty, not too long, and neither begins nor ends with a space."""
     if not isinstance(text, str):
         raise TypeError(f"a {what} is text, got {type(text).__name__}")
-    if not text:
-        raise ValueError(f"a {what} cannot be empty")
-    if len(text) > longest:
-        raise ValueError(f"a {what} has at most {longest} letters, got {len(text):,}: {_shown(text)}")
-    if not text.isprintable():
-        wrong = next(letter for letter in text if not letter.isprintable())
-        raise ValueError(f"a {what} is printable, got {_shown(text)} with U+{ord(wrong):04X} in it")
-    if text != text.strip():
-        raise ValueError(f"a {what} does not begin or end with a space, got {_shown(text)}")
+    if not 0 < len(text) <= longest or not text.isprintable() or text != text.strip():
+        raise ValueError(
+            f"a {what} is printable text of 1 to {longest} letters, without a space at either end, got {_shown(text)}"
+        )
     return text
 
 
 def _shown(text: str) -> str:
     short = text if len(text) <= 60 else text[:57] + "…"
-    return ascii(short) if not short.isprintable() else repr(short)
+    return repr(short) if short.isprintable() else ascii(short)
 
 
 def check_tags(tags: Iterable[str] | str) -> tuple[str, ...]:
-    """Tags in order, each once; one text is one tag."""
-    each = [tags] if isinstance(tags, str) else list(tags)
-    return tuple(dict.fromkeys(check_name(tag, "tag") for tag in each))
+    """Return the tags in order, each once; a string is one tag."""
+    return tuple(dict.fromkeys(check_name(tag, "tag") for tag in ([tags] if isinstance(tags, str) else tags)))
 
 
-def check_key(key: Any) -> str:
-    """The key of a kind of vectors, of which the name of a file is made: cka, atoms-0f3a…"""
-    if not isinstance(key, str) or not _KIND.fullmatch(key):
-        raise ValueError(f"a kind of vectors is called like cka or atoms-0f3a, got {_shown(str(key))}")
-    return key
-
-
-def check_filters(tag: Filter = None, architecture: Filter = None, task: Filter = None) -> dict[str, Any]:
-    """Those that are given, as they go into an answer too: a text, or a list of texts; an empty list is no filter."""
-    filters: dict[str, Any] = {}
-    for name, given in (("tag", tag), ("architecture", architecture), ("task", task)):
-        texts = [] if given is None else given if isinstance(given, str) else list(given)
-        if not all(isinstance(one, str) for one in texts):
-            raise TypeError(f"{name}= is text or a list of texts, got {given!r}")
-        if not isinstance(texts, str) and len(texts) > MOST_TEXTS:
+def check_filters(tag: Filter = None, architecture: Filter = None, task: Filter = None) -> dict[str, list[str]]:
+    """Return a list of strings for each filter that is not empty."""
+    filters = {}
+    for name, value in (("tag", tag), ("architecture", architecture), ("task", task)):
+        texts = [] if value is None else [value] if isinstance(value, str) else list(value)
+        if not all(isinstance(text, str) for text in texts):
+            raise TypeError(f"{name}= is text or a list of texts, got {value!r}")
+        if len(texts) > MOST_TEXTS:
             raise ValueError(f"{name}= has {len(texts):,} texts; {MOST_TEXTS} at most")
-        if texts != []:
+        if texts:
             filters[name] = texts
     return filters
 
 
-def _texts(given: str | list[str]) -> list[str]:
-    return [given] if isinstance(given, str) else given
-
-
-def _condition(filters: Mapping[str, Any]) -> tuple[str, list[Any]]:
-    """SQL on `models`, and its values: several tags must all be there, of several architectures or tasks one."""
-    parts, values = ["models.removed IS NULL"], []
-    for name, given in filters.items():
+def _condition(filters: Mapping[str, Sequence[str]]) -> tuple[str, list[str]]:
+    """Return SQL on `models` and its values: a model has every tag, and one of the architectures and of the tasks."""
+    parts, values = ["models.removed IS NULL"], list[str]()
+    for name, texts in filters.items():
         if name == "tag":
-            for one in _texts(given):
-                parts.append("EXISTS (SELECT 1 FROM tags WHERE tags.model = models.id AND tags.tag = ?)")
-                values.append(one)
+            parts += ["EXISTS (SELECT 1 FROM tags WHERE tags.model = models.id AND tags.tag = ?)"] * len(texts)
         else:
-            parts.append(f"models.{name} IN ({', '.join('?' * len(_texts(given)))})")
-            values += _texts(given)
+            parts.append(f"models.{name} IN ({', '.join('?' * len(texts))})")
+        values += texts
     return " AND ".join(parts), values
 
 
-# What is kept of a model
-
-MOST_ROWS = 4096  # of one kind, of one model
-MOST_LETTERS = 1000  # of a site's name
+# What the store keeps of a model
 
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """What the user says of a model; None: not said."""
+    """What the user records about a model; None: unknown."""
 
     tags: tuple[str, ...] = ()
     task: str | None = None
@@ -234,10 +207,10 @@ class Record(Facts):
     architecture: str
     parameters: int
     blocks: dict[str, tuple[Floats, tuple[str, ...]]] = field(repr=False)  # by kind: (sites, width), and the sites
-    absent: dict[str, str] = field(default_factory=dict)  # kinds that it does not have, with the reason
-    about: dict[str, Any] = field(default_factory=dict)  # what the fingerprint says of the model: JSON
+    absent: dict[str, str] = field(default_factory=dict)  # kinds that it lacks, with the reason
+    about: dict[str, Any] = field(default_factory=dict)  # facts of the fingerprint: JSON
     id: int = 0  # of a model that was read
-    added: str = ""  # when; of one to be written: now, unless it is given
+    added: str = ""  # when; "" of a new model: now
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -248,16 +221,12 @@ class Record(Facts):
         try:
             json.dumps([self.absent, self.about, *(labels for _, labels in self.blocks.values())], **JSON).encode()
         except (ValueError, TypeError, RecursionError) as error:  # half a character; numbers that JSON does not have
-            raise ValueError(f"{self.name!r}: what is said of it cannot be kept: {error}") from error
-        for kind, (vectors, labels) in self.blocks.items():
-            check_key(kind)
-            shape = vectors.shape
-            if vectors.dtype != np.float32 or len(shape) != 2 or not shape[1] or not 1 <= shape[0] <= MOST_ROWS:
-                raise ValueError(f"vectors are float32 (1 to {MOST_ROWS} sites, width), got {vectors.dtype} {shape}")
-            if len(labels) != shape[0]:
-                raise ValueError(f"{len(labels)} sites for vectors of shape {shape}")
-            if wrong := [label for label in labels if not isinstance(label, str) or len(label) > MOST_LETTERS]:
-                raise ValueError(f"the name of a site is at most {MOST_LETTERS} letters, got {str(wrong[0])[:60]!r}")
+            raise ValueError(f"{self.name!r}: its facts cannot be stored as JSON: {error}") from error
+        for vectors, labels in self.blocks.values():
+            if vectors.dtype != np.float32 or vectors.ndim != 2 or not vectors.size or len(labels) != len(vectors):
+                raise ValueError(
+                    f"vectors are float32 (sites, width), got {vectors.dtype} {vectors.shape} for {len(labels)} sites"
+                )
             if not np.isfinite(vectors).all():
                 raise ValueError("vectors with values that are not finite")
 
@@ -265,10 +234,10 @@ class Record(Facts):
 JSON: dict[str, Any] = {"ensure_ascii": False, "allow_nan": False}
 FORMAT = "sosie-zoo"
 VERSION = 1
-# A model exists when a row of `models` says so; where its vectors lie is in `blocks`. Removed models keep their
-# blocks until the zoo is compacted: a reader may still have them mapped, so that their bytes must stay.
-# Lists are filtered by `model_lists` alone: the rows of `models` are long, and read only for what is shown. A zoo that
-# was made before there were indices of lists and parents answers the same, slower.
+# A model exists when a row of `models` says so; `blocks` says where its vectors lie. Removed models keep their blocks
+# until the zoo is compacted: a reader may still have them mapped, so their bytes must stay.
+# Lists are filtered by `model_lists` alone: the rows of `models` are long, and read only for what is shown. A zoo made
+# before there were indices of lists and parents gives the same answers, more slowly.
 TABLES = """
 CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE files (
@@ -312,9 +281,8 @@ END = "coalesce((SELECT first + rows FROM blocks WHERE file = files.id ORDER BY 
 PAUSE = 0.02  # seconds between two tries to write
 MOST_CHOICES = 200  # of tags, architectures and tasks each
 MOST_RELATED = 100
-MOST_NAMED = 8  # of what there is to filter by, in a message
-TRIES = 5  # a reader finds files compacted away meanwhile, and looks again
-MOST_KEPT = 16  # vectors by kind and filters that are kept between questions: 24 bytes per model each
+TRIES = 5  # of a reader whose files are compacted away meanwhile
+MOST_KEPT = 16  # vectors by kind and filters, cached between questions: 24 bytes per model each
 
 
 class Store:
@@ -323,7 +291,7 @@ class Store:
     def __init__(self, folder: Path, wait: float) -> None:
         self.folder, self.wait = folder, wait
         self.path = folder / "zoo.sqlite"
-        self._own = threading.local()  # a connection for each thread
+        self._local = threading.local()  # a connection for each thread
         self._file: tuple[int, int] | None = None  # the database that was first opened
         self._verified: dict[str, Any] = {}  # by file, see `Vectors`
         self._lock = threading.Lock()  # of the above
@@ -332,7 +300,7 @@ class Store:
 
     @classmethod
     def create(cls, folder: Path, about: Mapping[str, Any], wait: float) -> Store:
-        """In a folder that is there and empty but for the probe set."""
+        """Make a store in a folder that is empty but for the probe set."""
         store = cls(folder, wait)
         (folder / "vectors").mkdir()
         rows = {"format": FORMAT, "version": VERSION, "changes": 0, **about}
@@ -351,7 +319,7 @@ class Store:
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """That of this thread; a connection must not be carried over a fork."""
+        """The connection of this thread; one must not be carried over a fork."""
         try:
             facts = self.path.stat()
         except FileNotFoundError:
@@ -361,11 +329,11 @@ class Store:
             self._file = facts.st_dev, facts.st_ino
         elif self._file != (facts.st_dev, facts.st_ino):
             raise ZooGone(f"{self.folder} was replaced by another zoo since it was opened: open it again")
-        connection: sqlite3.Connection | None = getattr(self._own, "connection", None)
-        if connection is None or self._own.pid != os.getpid():
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if connection is None or self._local.pid != os.getpid():
             with errors_in_words(self.path, self.wait):
                 connection = self._open()
-            self._own.connection, self._own.pid = connection, os.getpid()
+            self._local.connection, self._local.pid = connection, os.getpid()
         return connection
 
     def _open(self) -> sqlite3.Connection:
@@ -388,20 +356,20 @@ class Store:
         address = f"file:{quote(str(self.path.absolute()))}?{mode}"
         connection = sqlite3.connect(address, uri=True, timeout=self.wait, isolation_level=None)
         connection.row_factory = sqlite3.Row
-        connection.execute("PRAGMA synchronous = FULL")  # what is committed outlives a power cut
+        connection.execute("PRAGMA synchronous = FULL")  # committed changes survive a power cut
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute("PRAGMA trusted_schema = OFF")
         return connection
 
     def close(self) -> None:
-        connection: sqlite3.Connection | None = getattr(self._own, "connection", None)
-        if connection is not None and self._own.pid == os.getpid():
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if connection is not None and self._local.pid == os.getpid():
             connection.close()
-        self._own = threading.local()
+        self._local = threading.local()
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """All that is read inside is of one moment."""
+        """A transaction in which everything read is of one moment."""
         connection = self.connection
         if connection.in_transaction:
             yield connection
@@ -415,7 +383,7 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """All that is written inside is there afterwards, or nothing of it; others wait until then."""
+        """A transaction in which everything is written, or nothing; other writers wait until it ends."""
         connection = self.connection
         if not os.access(self.folder, os.W_OK):
             raise PermissionError(f"{self.folder} cannot be written to: it is read-only")
@@ -431,7 +399,7 @@ class Store:
                 raise
 
     def _begin(self, connection: sqlite3.Connection) -> None:
-        """Begin to write, or wait for whoever does; SQLite's own waiting would not hear an interruption."""
+        """Begin to write, or wait for another writer; SQLite's own waiting cannot be interrupted."""
         deadline = time.monotonic() + self.wait
         connection.execute("PRAGMA busy_timeout = 0")
         try:
@@ -447,7 +415,7 @@ class Store:
             connection.execute(f"PRAGMA busy_timeout = {round(1000 * self.wait)}")
 
     def select(self, text: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """The answer to one question; of columns called labels, tags, kinds, notes and about what their JSON says."""
+        """Return the rows of a query, with the JSON of labels, tags, kinds, notes and about parsed."""
         with self.reading() as connection:
             rows = [dict(row) for row in connection.execute(text, values)]
         for row in rows:
@@ -456,16 +424,12 @@ class Store:
         return rows
 
     def about(self) -> dict[str, Any]:
-        """The settings; refused in words where this is no zoo, or one of a newer sosie."""
+        """Return the settings; raise if this is no zoo, or one of a newer sosie."""
         try:
-            with self.reading() as connection:
+            with reading(self.path), self.reading() as connection:
                 settings = {row["key"]: json.loads(row["value"]) for row in connection.execute("SELECT * FROM about")}
         except sqlite3.OperationalError as error:
             raise DamagedFile(f"{self.path} is a database, but not that of a zoo ({error})") from error
-        except DamagedFile:
-            raise
-        except (ValueError, TypeError, IndexError, RecursionError) as error:
-            raise DamagedFile(f"{self.path} is damaged: {error}") from error
         if settings.get("format") != FORMAT:
             raise DamagedFile(f"{self.path} is a database, but not that of a zoo")
         version = settings.get("version")
@@ -474,40 +438,37 @@ class Store:
         return settings
 
     def changes(self) -> int:
-        """Goes up with every change, so that whoever keeps something knows when to read again."""
+        """Return a counter that goes up with every change: what is cached under another one is out of date."""
         with errors_in_words(self.path, self.wait):
             row = self.connection.execute("SELECT value FROM about WHERE key = 'changes'").fetchone()
         return int(row[0])
 
     # Models
 
-    def find(self, name: str) -> dict[str, Any] | None:
-        """The id and the digest of the model of that name; None where there is none."""
-        rows = self.select("SELECT id, digest FROM models WHERE name = ? AND removed IS NULL", (name,))
+    def find(self, name: str, columns: str = "id") -> dict[str, Any] | None:
+        """Return these columns of a model; None if no model has that name."""
+        rows = self.select(f"SELECT {columns} FROM models WHERE name = ? AND removed IS NULL", (name,))
         return rows[0] if rows else None
 
     def id_of(self, name: str) -> int:
         model = self.find(check_name(name))
         if model is None:
             names = self.select("SELECT name FROM models WHERE removed IS NULL LIMIT 5000")
-            near = get_close_matches(name, [row["name"] for row in names], n=3)
-            raise UnknownModel(
-                f"no model {name!r} in {self.folder}" + (f"; near it: {', '.join(near)}" if near else "")
-            )
+            raise UnknownModel(f"no model {name!r} in {self.folder}{nearest(name, [row['name'] for row in names])}")
         return int(model["id"])
 
     def count(self) -> int:
         return int(self.select("SELECT count(*) AS count FROM models WHERE removed IS NULL")[0]["count"])
 
     def names(self) -> list[str]:
-        """In the order they were added."""
+        """Return the names in the order the models were added."""
         return [row["name"] for row in self.select("SELECT name FROM models WHERE removed IS NULL ORDER BY id")]
 
     def failures(self) -> list[dict[str, Any]]:
         return self.select("SELECT * FROM failed ORDER BY at, name")
 
-    def rows(self, limit: int | None = None, offset: int = 0, **filters: Any) -> list[dict[str, Any]]:
-        """A dict for each model, in the order they were added."""
+    def rows(self, limit: int | None = None, offset: int = 0, **filters: Sequence[str]) -> list[dict[str, Any]]:
+        """Return a dict for each model, in the order they were added."""
         condition, values = _condition(filters)
         text = f"""
           SELECT id, name, architecture, parameters, task, source, parent, added, digest, {TAGS}, {NOTES},
@@ -516,39 +477,39 @@ class Store:
           FROM models WHERE {condition} ORDER BY id LIMIT ? OFFSET ?"""
         return self.select(text, (*values, -1 if limit is None else limit, offset))
 
-    def page(self, limit: int, offset: int, text: str | None = None, **filters: Any) -> dict[str, Any]:
-        """Some models in the order they were added, and how many there are in all; `text` is a part of a name."""
-        chosen, values = _condition(filters)
+    def page(self, limit: int, offset: int, text: str | None = None, **filters: Sequence[str]) -> dict[str, Any]:
+        """Return some models in the order they were added, and the count of all; `text` is a part of a name."""
+        condition, values = _condition(filters)
         if text:
-            chosen += " AND models.name LIKE ? ESCAPE '\\'"
+            condition += " AND models.name LIKE ? ESCAPE '\\'"
             escaped = text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
             values.append(f"%{escaped}%")
         with self.reading() as connection:
             rows = self.select(
                 f"SELECT {SHORT}, parameters, added FROM models WHERE id IN "
-                f"(SELECT id FROM models WHERE {chosen} ORDER BY id LIMIT ? OFFSET ?) ORDER BY id",
+                f"(SELECT id FROM models WHERE {condition} ORDER BY id LIMIT ? OFFSET ?) ORDER BY id",
                 (*values, limit, offset),
             )
             total = offset + len(rows)
             if len(rows) == limit or (offset and not rows):  # else this is the last page
-                total = connection.execute(f"SELECT count(*) FROM models WHERE {chosen}", values).fetchone()[0]
+                total = connection.execute(f"SELECT count(*) FROM models WHERE {condition}", values).fetchone()[0]
         return {"total": total, "offset": offset, "rows": rows}
 
     def short_facts(self, column: str, values: Sequence[Any]) -> list[dict[str, Any]]:
-        """Name, architecture, task, tags and parent of models by "id" or "name"; removed ones are left out."""
+        """Return name, architecture, task, tags and parent of models by "id" or "name", without removed ones."""
         text = f"SELECT {SHORT} FROM models WHERE removed IS NULL AND {column} {GIVEN}"
         return self.select(text, (json.dumps(values),))
 
     def describe(self, ids: Sequence[int], kind: str) -> dict[int, dict[str, Any]]:
-        """By id what is known of models, with the sites that they have of a kind."""
+        """Return the facts of models by id, with their sites of a kind."""
         text = f"""
           SELECT models.id, models.name, architecture, parameters, task, parent, source, digest, blocks.labels, {TAGS}
           FROM models JOIN blocks ON blocks.model = models.id JOIN files ON files.id = blocks.file
           WHERE files.kind = ? AND models.id {GIVEN}"""
         return {row["id"]: row for row in self.select(text, (kind, json.dumps(ids)))}
 
-    def same_digests(self, kind: str, **filters: Any) -> list[tuple[int, str]]:
-        """Models with vectors of a kind whose weights others have, too: id and digest, in the order of their rows."""
+    def same_digests(self, kind: str, **filters: Sequence[str]) -> list[tuple[int, str]]:
+        """Return id and digest of the models of a kind that share their weights with others, in the order of rows."""
         condition, values = _condition(filters)
         text = f"""
           SELECT models.id, models.digest FROM models
@@ -559,12 +520,12 @@ class Store:
         return [(row["id"], row["digest"]) for row in self.select(text, (kind, *values))]
 
     def related(self, name: str, parent: str | None) -> list[tuple[str, str]]:
-        """Models that were recorded as children of a model, or of its parent, each with whose child it is."""
+        """Return the recorded children of a model and of its parent, each with its parent."""
         text = "SELECT name, parent FROM models WHERE removed IS NULL AND parent IN (?, ?) ORDER BY id"
         return [(row["name"], row["parent"]) for row in self.select(text, (name, parent))]
 
     def relatives(self, model: int) -> dict[str, list[dict[str, Any]]]:
-        """Whom it was fine-tuned from, who was fine-tuned from it, and who has the same weights."""
+        """Return the recorded parent and children of a model, and the models with the same weights."""
         (me,) = self.select("SELECT name, parent, digest FROM models WHERE id = ?", (model,))
         columns = "SELECT id, name FROM models WHERE removed IS NULL AND"
         same = f"{columns} digest = ? AND digest != 'unknown' AND id != ? ORDER BY id LIMIT ?"
@@ -575,62 +536,58 @@ class Store:
         }
 
     def sites(self, model: int) -> dict[str, list[str]]:
-        """The sites of each kind of vectors that a model has."""
+        """Return the sites of each kind of vectors that a model has."""
         text = "SELECT kind, labels FROM blocks JOIN files ON files.id = file WHERE model = ? ORDER BY files.id"
         return {row["kind"]: row["labels"] for row in self.select(text, (model,))}
 
     def choices(self) -> dict[str, list[dict[str, Any]]]:
-        """Tags, architectures and tasks with how many models have each, the most frequent first."""
+        """Return tags, architectures and tasks with their counts of models, the most frequent first."""
         order = "ORDER BY count DESC, name LIMIT ?"
         with self.reading():
             return {what: self.select(f"{text} {order}", (MOST_CHOICES,)) for what, text in CHOICES.items()}
 
-    def why_none(self, filters: Mapping[str, Any]) -> str | None:
-        """Which filter no model passes, and what there is instead; None if some model passes them all."""
-        if self.rows(1, **filters):
+    def why_none(self, filters: Mapping[str, Sequence[str]]) -> str | None:
+        """Say which filter no model passes, and what would pass; None if some model passes all filters."""
+        if self.rows(1, 0, **filters):
             return None
-        # All tags that are named have to be there, of architectures and tasks one.
-        asked: list[tuple[str, list[str]]] = [("tag", [tag]) for tag in _texts(filters.get("tag", []))]
-        asked += [(what, _texts(filters[what])) for what in ("architecture", "task") if filters.get(what)]
-        named = [f"the {what} {' or '.join(map(repr, wanted))}" for what, wanted in asked]
-        for text, (what, wanted) in zip(named, asked, strict=True):
-            one: dict[str, Any] = {what: wanted}
-            if self.rows(1, **one):
-                continue
-            there = [row["name"] for row in self.choices()[f"{what}s"]]
-            near = get_close_matches(wanted[0], there, n=3)  # these first, then the most frequent
-            ordered = near + [name for name in there if name not in near]
-            more = ", …" * (len(ordered) > MOST_NAMED)
-            instead = f"there are {', '.join(ordered[:MOST_NAMED])}{more}" if ordered else f"none has a {what}"
-            return f"no model has {text}; {instead}"
+        wanted: list[tuple[str, Sequence[str]]] = [
+            ("tag", [tag]) for tag in filters.get("tag", [])
+        ]  # every tag must be there
+        wanted += [(what, filters[what]) for what in ("architecture", "task") if what in filters]
+        named = [f"the {what} {' or '.join(map(repr, texts))}" for what, texts in wanted]
+        for text, (what, texts) in zip(named, wanted, strict=True):
+            if not self.rows(1, 0, **{what: texts}):
+                known = [row["name"] for row in self.choices()[f"{what}s"]]
+                ordered = dict.fromkeys([*get_close_matches(texts[0], known, n=3), *known])
+                return f"no model has {text}; " + (f"there are {listed(ordered, 8)}" if known else f"none has a {what}")
         return f"no model has {' and '.join(named)}"
 
     # Vectors
 
     def files(self) -> dict[str, str]:
-        """The file of each kind of vectors; another one once the zoo was compacted."""
+        """Return the file of each kind of vectors; `compact` gives a kind a new one."""
         return {row["kind"]: row["name"] for row in self.select("SELECT kind, name FROM files ORDER BY id")}
 
     def kinds(self) -> list[str]:
         return list(self.files())
 
     def read(self, name: str | int, kinds: Sequence[str] | None = None) -> Record:
-        """A model, by name or id, with its vectors, whose checksums are looked at; some kinds of them, or all."""
+        """Return a model by name or id, with its vectors of these kinds (None: all), verified by their checksums."""
         return self.again(lambda: self._read(name, kinds))
 
     def _read(self, name: str | int, kinds: Sequence[str] | None) -> Record:
         with self.reading():
             model = name if isinstance(name, int) else self.id_of(name)
             columns = "id, name, digest, architecture, parameters, task, source, parent, added, about"
-            found = self.select(f"SELECT {columns}, {TAGS} FROM models WHERE id = ?", (model,))
-            if not found:
+            rows = self.select(f"SELECT {columns}, {TAGS} FROM models WHERE id = ?", (model,))
+            if not rows:
                 raise UnknownModel(f"the model {name} of {self.folder} was removed meanwhile")
             places = self.select(
                 "SELECT kind, width, name, first, rows, checksum, labels FROM blocks JOIN files ON files.id = file "
                 "WHERE model = ? ORDER BY files.id",
                 (model,),
             )
-        (row,) = found
+        (row,) = rows
         blocks = {}
         for place in places:
             if kinds is None or place["kind"] in kinds:
@@ -642,33 +599,32 @@ class Store:
         about = row.pop("about")
         return Record(**row, blocks=blocks, absent=about["absent"], about=about["about"])
 
-    def vectors(self, kind: str, **filters: Any) -> Vectors:
-        """The rows of a kind on the disk, and where those of the models are that pass the filters."""
-        chosen = tuple((name, tuple(_texts(given))) for name, given in filters.items())
+    def vectors(self, kind: str, **filters: Sequence[str]) -> Vectors:
+        """Return the mapped rows of a kind, and where those of the models that pass the filters lie."""
         changes = self.changes()
         if changes != self._last_change:
-            self._vectors_at.cache_clear()  # what was read before is not asked for again
+            self._vectors_at.cache_clear()  # free what will not be asked for again
             self._last_change = changes
-        return self._vectors_at(changes, kind, chosen)
+        return self._vectors_at(changes, kind, tuple((name, tuple(texts)) for name, texts in filters.items()))
 
     def _vectors_at_change(self, _: int, kind: str, filters: tuple[tuple[str, tuple[str, ...]], ...]) -> Vectors:
-        return self.again(lambda: self.read_vectors(kind, **{name: list(texts) for name, texts in filters}))
+        return self.again(lambda: self.read_vectors(kind, **dict(filters)))
 
-    def read_vectors(self, kind: str, **filters: Any) -> Vectors:
+    def read_vectors(self, kind: str, **filters: Sequence[str]) -> Vectors:
         condition, values = _condition(filters)
         with self.reading() as connection:
             file = connection.execute("SELECT id, width, name FROM files WHERE kind = ?", (kind,)).fetchone()
             if file is None:
                 there = ", ".join(self.files()) or "none yet"
                 raise UnknownModel(f"no vectors of kind {kind!r} in {self.folder}; there are {there}")
-            found = connection.execute(
+            blocks = connection.execute(
                 "SELECT blocks.model, blocks.first, blocks.rows, blocks.checksum "
                 "FROM blocks JOIN models ON models.id = blocks.model "
                 f"WHERE blocks.file = ? AND {condition} ORDER BY blocks.first",
                 (file["id"], *values),
             ).fetchall()
-        spans = np.array([tuple(row)[:3] for row in found], np.int64).reshape(-1, 3)
-        sums = np.array([row[3] for row in found], object)
+        spans = np.array([tuple(block)[:3] for block in blocks], np.int64).reshape(-1, 3)
+        sums = np.array([block[3] for block in blocks], object)
         end = int(spans[-1, 1] + spans[-1, 2]) if len(spans) else 0
         rows = map_rows(path_of(self.folder, file["name"]), end, file["width"])
         models, first, count = (np.ascontiguousarray(column) for column in spans.T)
@@ -680,11 +636,11 @@ class Store:
         return Vectors(kind, rows, models, first, count, sums, verified)
 
     def exact(self) -> Vectors | None:
-        """The whole vectors, if models have some."""
+        """Return the whole vectors, if models have some."""
         return self.vectors("exact") if "exact" in self.kinds() else None
 
     def again(self, read: Callable[[], T]) -> T:
-        """What `read` returns; it is done again where files were compacted away meanwhile."""
+        """Return what `read` returns, called again when `compact` removed a file between two of its steps."""
         for _ in range(TRIES - 1):
             with contextlib.suppress(FileNotFoundError):
                 return read()
@@ -696,30 +652,30 @@ class Store:
     # Changes
 
     def append(self, records: Sequence[Record], *, replace: bool = False) -> list[bool | NameTaken]:
-        """Write models in one transaction, and say of each whether it is new.
+        """Write models in one transaction; return for each whether it is new.
 
-        One that is there with the same digest only takes the facts given. One whose name another model has is not
-        written, unless with `replace` in its place: for that one, the error is returned.
+        A model that is there, modules and sites included, only takes the new facts. If another model has its name, it
+        takes that model's place with `replace`; otherwise it is not written, and the error is returned.
         """
         if len({record.name for record in records}) < len(records):
             raise ValueError("a name more than once among the models to add")
         outcomes: list[bool | NameTaken] = []
         with self.writing() as connection:
-            there = [self.find(record.name) for record in records]
-            for record, model in zip(records, there, strict=True):
-                if model is None or replace or model["digest"] == record.digest:
+            present = [self.find(record.name, "id, digest, about") for record in records]
+            for record, model in zip(records, present, strict=True):
+                other = None if model is None or replace else self._difference(model, record)
+                if other is None:
                     outcomes.append(model is None or replace)
                     continue
                 outcomes.append(
                     NameTaken(
-                        f"{record.name!r} is in the zoo with other weights ({model['digest']}, these are "
-                        f"{record.digest}): add it under another name, or with replace=True (--replace) in place of "
-                        "the old one"
+                        f"{record.name!r} is in the zoo with {other}: add it under another name, or with replace=True "
+                        "(--replace) in place of the old one"
                     )
                 )
             new = [record for record, outcome in zip(records, outcomes, strict=True) if outcome is True]
             places = self._append_rows(connection, new)
-            for record, model, outcome in zip(records, there, outcomes, strict=True):
+            for record, model, outcome in zip(records, present, outcomes, strict=True):
                 if outcome is False and model is not None:
                     _update(connection, model["id"], record)
                 elif outcome is True:
@@ -728,6 +684,20 @@ class Store:
                     insert(connection, record, places)
         return outcomes
 
+    def _difference(self, model: Mapping[str, Any], record: Record) -> str | None:
+        """Return how a model that `find` gave differs from a record; None if it does not."""
+        if model["digest"] != record.digest:
+            return f"other weights ({model['digest']}, these are {record.digest})"
+        before, now = (about.get("modules") for about in (model["about"]["about"], record.about))
+        if before is not None and now is not None and before != now:  # zoos of before did not keep it
+            return "the same weights but other modules or other settings of them, such as another activation function"
+        blocks = "SELECT kind, labels FROM blocks JOIN files ON files.id = file WHERE model = ?"
+        for row in self.select(blocks, (model["id"],)):
+            _, sites = record.blocks.get(row["kind"], (None, None))
+            if sites is not None and sites != tuple(row["labels"]):
+                return f"other sites ({listed(row['labels'])}; these are {listed(sites)})"
+        return None
+
     def _append_rows(self, connection: sqlite3.Connection, records: Sequence[Record]) -> Places:
         """Append the vectors of models to the files of their kinds."""
         files: dict[tuple[str, int], list[tuple[str, Floats]]] = {}
@@ -735,19 +705,19 @@ class Store:
             for kind, (vectors, _) in record.blocks.items():
                 files.setdefault((kind, vectors.shape[1]), []).append((record.name, vectors))
         places: Places = {}
-        for (kind, width), some in files.items():
+        for (kind, width), arrays in files.items():
             new = kind, width, file_name(kind, width)
             connection.execute("INSERT OR IGNORE INTO files (kind, width, name) VALUES (?, ?, ?)", new)
             (file,) = self.select(f"SELECT id, name, {END} FROM files WHERE kind = ? AND width = ?", (kind, width))
             end = file["end"]
-            write_rows(path_of(self.folder, file["name"]), end * width * ITEM, [vectors for _, vectors in some])
-            for model, vectors in some:
+            write_rows(path_of(self.folder, file["name"]), end * width * ITEM, [vectors for _, vectors in arrays])
+            for model, vectors in arrays:
                 places[model, kind] = file["id"], end
                 end += len(vectors)
         return places
 
     def remove(self, names: Sequence[str]) -> None:
-        """Mark models as removed: all of them, or none. `compact` gives their room back. Failed ones are forgotten."""
+        """Mark models as removed, all or none, and forget failed ones; `compact` frees their space."""
         with self.writing() as connection:
             for name in names:
                 if not connection.execute("DELETE FROM failed WHERE name = ?", (name,)).rowcount:
@@ -763,7 +733,7 @@ class Store:
 
 
 def insert(connection: sqlite3.Connection, record: Record, places: Places) -> None:
-    """A model whose rows are written."""
+    """Insert a model whose rows are written."""
     about = json.dumps({"absent": record.absent, "about": record.about}, **JSON)
     model = connection.execute(
         "INSERT INTO models (name, digest, architecture, parameters, task, source, parent, added, about) "
@@ -780,7 +750,7 @@ def insert(connection: sqlite3.Connection, record: Record, places: Places) -> No
 
 
 def _update(connection: sqlite3.Connection, model: int, facts: Facts, drop: Sequence[str] = ()) -> None:
-    """Tags are added and dropped; of the other facts those that are given are taken."""
+    """Drop and add tags; replace the other facts that are not None."""
     connection.executemany("DELETE FROM tags WHERE model = ? AND tag = ?", [(model, tag) for tag in drop])
     connection.executemany("INSERT OR IGNORE INTO tags VALUES (?, ?)", [(model, tag) for tag in facts.tags])
     for column in ("task", "source", "parent"):
@@ -789,7 +759,7 @@ def _update(connection: sqlite3.Connection, model: int, facts: Facts, drop: Sequ
 
 
 def remove(connection: sqlite3.Connection, model: int, why: str) -> None:
-    """Its blocks stay: a reader may have them mapped."""
+    """Mark a model as removed; its blocks stay, since a reader may have them mapped."""
     connection.execute("UPDATE models SET removed = ? WHERE id = ?", (f"{_now()} {why}", model))
 
 
@@ -797,13 +767,13 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def notes_of(said: Any) -> list[str]:
-    """A list of texts, whatever somebody's file has there."""
-    return [str(note)[:1000] for note in said[:100]] if isinstance(said, list) else []
+def notes_of(value: Any) -> list[str]:
+    """Return the notes of a fingerprint as a list of short strings, whatever its file holds."""
+    return [str(note)[:1000] for note in value[:100]] if isinstance(value, list) else []
 
 
 def _parsed(text: Any) -> Any:
-    """JSON that the database holds."""
+    """Return the value of JSON in the database."""
     try:
         return [] if text == "[]" else json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
@@ -814,9 +784,9 @@ def _parsed(text: Any) -> Any:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which gets its name when it is full; if another process was faster, its folder stays."""
+    """A temporary folder that gets its name when it is full; if another process was faster, its folder stays."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder} is there, and is no zoo: name a new folder, or an empty one")
+        raise FileExistsError(f"{folder} exists, and is no zoo: name a new folder, or an empty one")
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.absolute().parent, prefix=f".{folder.name}."))
     try:

@@ -1,4 +1,4 @@
-"""Upkeep of a zoo: check and repair, compact, write all of it as one file, and read such a file again."""
+"""Upkeep of a zoo: check and repair it, compact it, export it as one file, and import such a file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import DamagedFile, Part, assemble, check_schema, check_tensors, check_writable, write_atomically
+from ..files import DamagedFile, Part, assemble, check_schema, check_tensors, check_writable, reading, write_atomically
 from ..progress import Progress, track
 from ..results import counted
 from .fingerprints import Probe, Settings, from_parts
 from .search import blocks
-from .store import END, TAGS, Facts, Record, Store, check_key, errors_in_words, new_folder, remove
+from .store import END, TAGS, Facts, Record, Store, errors_in_words, new_folder, remove
 from .vectors import (
     EXACT,
     ITEM,
@@ -34,31 +34,31 @@ from .vectors import (
 if TYPE_CHECKING:
     from .zoo import Zoo
 
-# Is everything there that the database names?
+# Check and repair: is everything there that the database names?
 
 
 @dataclass(frozen=True)
 class Report:
-    """What `check` found: nothing, or problems; whether they were seen to."""
+    """The problems that `check` found, if any, and what `repair` did about them."""
 
     models: int
     problems: tuple[dict[str, Any], ...]  # what, model, file, text, harmless, mended
     repaired: bool = False
-    dropped: tuple[str, ...] = ()  # models that lost bytes and are no longer in the zoo
+    dropped: tuple[str, ...] = ()  # models that lost bytes and were removed
 
     @property
     def ok(self) -> bool:
-        """No problem but what a killed writer left, which the next add overwrites."""
+        """Whether nothing is wrong but what a killed writer left, which the next add overwrites."""
         return all(problem["harmless"] for problem in self.problems)
 
     @property
     def left(self) -> list[str]:
-        """What is still amiss: all of it, or after a repair what no repair can bring back."""
+        """The problems that remain: all of them, or after a repair those that no repair can mend."""
         return [p["text"] for p in self.problems if not p["harmless"] and not p["mended"]]
 
     @property
     def lost(self) -> list[str]:
-        """Models that do not have all of their bytes."""
+        """The models that lost bytes."""
         return list(dict.fromkeys(p["model"] for p in self.problems if p["what"] == "lost"))
 
     def rows(self) -> list[dict[str, Any]]:
@@ -78,7 +78,7 @@ class Report:
 
 
 def check(zoo: Zoo, repair: bool, data: Probe | None) -> Report:
-    """See `Zoo.check`; `data` puts a lost probe set back."""
+    """See `Zoo.check`; `data` restores a lost probe set."""
     if not repair:
         return Report(len(zoo), tuple(find_problems(zoo)))
     with zoo.store.writing():
@@ -87,21 +87,22 @@ def check(zoo: Zoo, repair: bool, data: Probe | None) -> Report:
         for path, size, _ in _sizes(zoo.store):
             if path.exists() and path.stat().st_size > size:
                 os.truncate(path, size)
-        for each in problems:
-            if each["what"] == "leftover":
-                path_of(zoo.folder, each["file"]).unlink(missing_ok=True)
-            if each["what"] == "probe" and data is not None:
+        for problem in problems:
+            what = problem["what"]
+            if what == "leftover":
+                path_of(zoo.folder, problem["file"]).unlink(missing_ok=True)
+            if what == "probe" and data is not None:
                 data.save(zoo.probe_path)
-            each["mended"] = each["what"] != "database" and (each["what"] != "probe" or data is not None)
-        dropped = dict.fromkeys(each["model"] for each in problems if each["model"] is not None)
+            problem["mended"] = what != "database" and (what != "probe" or data is not None)
+        dropped = dict.fromkeys(problem["model"] for problem in problems if problem["model"] is not None)
         return Report(len(zoo), tuple(problems), True, tuple(dropped))
 
 
 def find_problems(zoo: Zoo) -> list[dict[str, Any]]:
-    """What is not as it should be, in the rows of `Report`.
+    """Return the rows of `Report`.
 
-    `what`: "lost" (a model without all of its bytes), "database", "probe"; harmless, since the next writer overwrites
-    it: "tail" and "leftover".
+    `what` is "lost" (a model that lost bytes), "database" or "probe"; or "tail" or "leftover", which are harmless: the
+    next writer overwrites them.
     """
     while True:
         files = zoo.store.files()
@@ -121,12 +122,12 @@ def _problem(what: str, text: str, **more: Any) -> dict[str, Any]:
 
 
 def _drop_lost_models(store: Store, problems: list[dict[str, Any]]) -> None:
-    """Models that lost bytes, and blocks past the end of their file.
+    """Remove models that lost bytes, and delete blocks past the end of their file.
 
-    No reader can have mapped these blocks, and the next add is to write where they were.
+    No reader can have mapped these blocks, and the next add will write where they were.
     """
     with store.reading() as connection:
-        for model in {each["model_id"] for each in problems if each["what"] == "lost"}:
+        for model in {problem["model_id"] for problem in problems if problem["what"] == "lost"}:
             remove(connection, model, "lost bytes")
         for file in connection.execute("SELECT id, width, name FROM files").fetchall():
             path = path_of(store.folder, file["name"])
@@ -135,7 +136,7 @@ def _drop_lost_models(store: Store, problems: list[dict[str, Any]]) -> None:
 
 
 def _damage(store: Store) -> Iterator[dict[str, Any]]:
-    """What SQLite finds wrong with its own file."""
+    """Yield what SQLite finds wrong with its own file."""
     with errors_in_words(store.path), store.reading() as connection:
         for row in connection.execute("PRAGMA integrity_check(20)").fetchall():
             if row[0] != "ok":
@@ -145,7 +146,7 @@ def _damage(store: Store) -> Iterator[dict[str, Any]]:
 
 
 def _lost_blocks(store: Store) -> Iterator[dict[str, Any]]:
-    """Every block of a model that is there must be whole, where no other is, with the bytes that were written."""
+    """Yield the blocks that are not whole, overlap others, or have other bytes than were written."""
     with store.reading() as connection:
         rows = connection.execute(
             "SELECT models.name AS model, models.id AS id, files.id AS file, files.name AS name, width, first, rows, "
@@ -182,9 +183,9 @@ def _wrong(store: Store, row: Any, overlaps: bool) -> str:
 
 
 def _leftovers(store: Store) -> Iterator[dict[str, Any]]:
-    """What a killed writer left."""
+    """Yield what a killed writer left."""
     for path, size, name in _sizes(store):
-        with contextlib.suppress(FileNotFoundError):  # its lost rows are reported above
+        with contextlib.suppress(FileNotFoundError):  # `_lost_blocks` reports it
             if (extra := path.stat().st_size - size) > 0:
                 text = f"{name} has {extra:,} bytes at its end that belong to no model: the next add overwrites them"
                 yield _problem("tail", text, file=name, harmless=True)
@@ -193,29 +194,29 @@ def _leftovers(store: Store) -> Iterator[dict[str, Any]]:
 
 
 def _sizes(store: Store) -> list[tuple[Path, int, str]]:
-    """Each file of vectors, the bytes of it that the database names, and its name there."""
+    """Return each file of vectors with the bytes that the database knows, and its name there."""
     rows = store.select(f"SELECT name, width, {END} FROM files")
     return [(path_of(store.folder, row["name"]), row["end"] * row["width"] * ITEM, row["name"]) for row in rows]
 
 
 def _unnamed_files(store: Store) -> list[str]:
-    """Vectors that the database does not name: what a killed `compact` left."""
-    there = [*store.folder.glob("exact*.f32"), *(store.folder / "vectors").glob("*.f32")]
-    return sorted({path.relative_to(store.folder).as_posix() for path in there} - {*store.files().values()})
+    """Return the files that the database does not name: what a killed `compact` left."""
+    present = [*store.folder.glob("exact*.f32"), *(store.folder / "vectors").glob("*.f32")]
+    return sorted({path.relative_to(store.folder).as_posix() for path in present} - {*store.files().values()})
 
 
-# The room of removed models
+# The space of removed models
 
 
 def compact(store: Store) -> int:
-    """Give back the room of removed models; how many bytes that was. Readers keep what they have mapped.
+    """Free the space of removed models; return the number of bytes. Readers keep what they have mapped.
 
-    New files without those rows are written beside the old ones; the transaction that ends it turns to them.
+    New files without those rows are written beside the old ones; the transaction switches to them at its end.
     """
     made: list[Path] = []
     old: list[Path] = []
     with store.writing() as connection:
-        for name in _unnamed_files(store):  # of one that was killed
+        for name in _unnamed_files(store):  # of a `compact` that was killed
             path_of(store.folder, name).unlink(missing_ok=True)
         try:
             for file in connection.execute("SELECT id, kind, width, name FROM files").fetchall():
@@ -225,7 +226,7 @@ def compact(store: Store) -> int:
                 vectors = store.read_vectors(file["kind"])
                 write_rows(made[-1], 0, (rows for _, _, rows in blocks(vectors)))
                 places = zip(vectors.starts().tolist(), repeat(file["id"]), vectors.models.tolist(), strict=False)
-                # Places are unique: they move out of the way before they take their new ones.
+                # Places are unique: move the old ones out of the way before setting the new ones.
                 connection.execute("UPDATE blocks SET first = -1 - first WHERE file = ?", (file["id"],))
                 connection.executemany("UPDATE blocks SET first = ? WHERE file = ? AND model = ?", places)
                 connection.execute("UPDATE files SET name = ? WHERE id = ?", (name, file["id"]))
@@ -246,7 +247,7 @@ def compact(store: Store) -> int:
 
 # A zoo as one file: safetensors with the vectors of each kind, the probe set, and the facts as JSON
 #
-# Written and read a model at a time. What others send is checked before it is believed.
+# Written and read one model at a time. A file from others is checked before it is used.
 
 KIND, VERSION = "zoo-file", 2
 GROUP = 32  # models written in one transaction
@@ -263,7 +264,7 @@ SCHEMA = {
 
 
 def export(zoo: Zoo, path: Path) -> Path:
-    """Whole or not at all: the zoo as it is at one moment, whatever is added, changed or removed meanwhile."""
+    """Write the zoo as it is at one moment, whatever changes meanwhile; the file is written whole or not at all."""
     if path.resolve().is_relative_to(zoo.folder.resolve()):
         raise ValueError(f"{path} is inside the zoo's own folder, whose files it might replace: name one elsewhere")
     check_writable(path)
@@ -274,7 +275,7 @@ def export(zoo: Zoo, path: Path) -> Path:
 
     def write(temporary: Path) -> None:
         with Progress("exporting", sum(int(each.count.sum()) for each in vectors), "rows") as bar:
-            parts = [_rows_part(each, bar) for each in vectors]  # before the bytes, so that they are aligned
+            parts = [_rows_part(each, bar) for each in vectors]  # first, so that they are aligned
             for name, content in (("facts", facts.encode()), ("probe", probe)):
                 parts.append(Part(name, "U8", (len(content),), len(content), [content]))
             assemble(temporary, parts, {"format": f"sosie-{KIND}", "version": str(VERSION)})
@@ -284,12 +285,12 @@ def export(zoo: Zoo, path: Path) -> Path:
 
 
 def _models(store: Store) -> tuple[list[dict[str, Any]], list[Vectors]]:
-    """The models of one moment, each with the places of its vectors in the file to be, and these vectors."""
+    """Return the models of one moment, with the places of their vectors in the new file, and these vectors."""
     columns = "id, name, digest, architecture, parameters, added, task, source, parent, about"
     with store.reading():
         rows = store.select(f"SELECT {columns}, {TAGS} FROM models WHERE removed IS NULL ORDER BY id")
         models = {row["id"]: row | {"places": {}} for row in rows}
-        vectors = [some for kind in store.files() if len((some := store.read_vectors(kind)).models)]
+        vectors = [found for kind in store.files() if len((found := store.read_vectors(kind)).models)]
         for each in vectors:
             facts = store.describe(each.models.tolist(), each.kind)
             for model, start in zip(each.models.tolist(), each.starts().tolist(), strict=True):
@@ -298,18 +299,18 @@ def _models(store: Store) -> tuple[list[dict[str, Any]], list[Vectors]]:
 
 
 def _rows_part(vectors: Vectors, bar: Progress) -> Part:
-    rows, width = int(vectors.count.sum()), vectors.rows.shape[1]
+    shape = int(vectors.count.sum()), vectors.rows.shape[1]
 
     def pieces() -> Iterator[memoryview]:
-        for _, _, some in blocks(vectors):
-            yield as_bytes(some)
-            bar.advance(len(some))
+        for _, _, rows in blocks(vectors):
+            yield as_bytes(rows)
+            bar.advance(len(rows))
 
-    return Part(f"vectors.{vectors.kind}", "F32", (rows, width), rows * width * ITEM, pieces())
+    return Part(f"vectors.{vectors.kind}", "F32", shape, shape[0] * shape[1] * ITEM, pieces())
 
 
 def import_(cls: type[Zoo], path: Path, folder: Path) -> Zoo:
-    """A new folder with the models of a file; nothing is there until all of it was found to be sound."""
+    """Make a zoo from an exported file; the folder appears only if the whole file is sound."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -317,45 +318,36 @@ def import_(cls: type[Zoo], path: Path, folder: Path) -> Zoo:
     if (folder / "zoo.sqlite").exists():
         raise FileExistsError(f"{folder} is a zoo already: import into a new folder")
     try:
-        with safe_open(path, framework="np") as opened, new_folder(folder) as temporary:
+        with reading(path), safe_open(path, framework="np") as opened, new_folder(folder) as temporary:
             check_tensors(path, opened.metadata() or {}, KIND, VERSION, "exported zoo")
             _read(opened, temporary)
-    except DamagedFile as error:
-        if str(path) in str(error):
-            raise
-        raise DamagedFile(f"{path}: {error}") from error
-    except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        raise DamagedFile(f"{path} is no exported zoo, or is damaged: {type(error).__name__}: {error}") from error
+    except SafetensorError as error:
+        raise DamagedFile(f"{path} is no exported zoo, or is damaged: {error}") from error
     return cls(folder)
 
 
 def _read(opened: Any, folder: Path) -> None:
-    found = json.loads(_bytes(opened, "facts"))
-    check_schema("its list of models", found, SCHEMA)
-    settings = Settings.from_json(found["settings"])
+    facts = json.loads(_bytes(opened, "facts"))
+    check_schema("its list of models", facts, SCHEMA)
+    settings = Settings.from_json(facts["settings"])
     (folder / "probe.safetensors").write_bytes(_bytes(opened, "probe"))
     if Probe.load(folder / "probe.safetensors", settings.probe).n != settings.n:
-        raise DamagedFile(f"the probe set has not the {settings.n} inputs that the settings say")
+        raise DamagedFile(f"the probe set does not have {settings.n} inputs, as the settings say")
     names = sorted({*opened.keys()} - {"facts", "probe"})
     vectors = {name.removeprefix("vectors."): opened.get_slice(name) for name in names}
-    for kind, part in vectors.items():
-        check_key(kind)
-        if part.get_dtype() != "F32" or len(part.get_shape()) != 2:
-            raise DamagedFile(f"vectors of kind {kind!r} are {part.get_dtype()} {part.get_shape()}, not float32 rows")
     store = Store.create(folder, settings.as_json(), wait=10.0)
     try:
-        starts = range(0, len(found["models"]), GROUP)
+        starts = range(0, len(facts["models"]), GROUP)
         for start in track(starts, "importing", len(starts), f"times {GROUP} models"):
-            some = found["models"][start : start + GROUP]
-            records = [_record(model, settings, vectors) for model in some]
+            records = [_record(model, settings, vectors) for model in facts["models"][start : start + GROUP]]
             if any(is_new is not True for is_new in store.append(records)):
-                raise DamagedFile("a model of one name more than once")
+                raise DamagedFile("the name of a model more than once")
     finally:
         store.close()
 
 
 def _record(model: dict[str, Any], settings: Settings, vectors: dict[str, Any]) -> Record:
-    """Checked as a fingerprint that somebody sent."""
+    """Return the record of a model of the file, checked like a fingerprint from others."""
     arrays, labels = {}, {}
     for kind, place in model["places"].items():
         first, names = place["first"], place["labels"]
@@ -366,16 +358,16 @@ def _record(model: dict[str, Any], settings: Settings, vectors: dict[str, Any]) 
         if kind != EXACT:
             labels[kind] = names
     facts = {**settings.as_json(), "labels": labels, **model["about"]}
-    own = Facts(tuple(model["tags"]), model["task"], model["source"], model["parent"])
-    when = datetime.fromisoformat(model["added"]).isoformat(timespec="seconds")
-    record = settings.record(model["name"], from_parts(facts, arrays), own, when)
+    user_facts = Facts(tuple(model["tags"]), model["task"], model["source"], model["parent"])
+    added = datetime.fromisoformat(model["added"]).isoformat(timespec="seconds")
+    record = settings.record(model["name"], from_parts(facts, arrays), user_facts, added)
     if (record.digest, record.architecture) != (model["digest"], model["architecture"]):
-        raise DamagedFile(f"{model['name']!r} says two things about its weights or architecture")
+        raise DamagedFile(f"{model['name']!r} has two digests of weights or two architectures")
     return record
 
 
 def _bytes(opened: Any, name: str) -> bytes:
     part = opened.get_slice(name)
     if part.get_dtype() != "U8" or len(part.get_shape()) != 1 or part.get_shape()[0] > MOST_TEXT:
-        raise DamagedFile(f"{name!r} is {part.get_dtype()} {part.get_shape()}, not so many bytes")
+        raise DamagedFile(f"{name!r} is {part.get_dtype()} {part.get_shape()}, not bytes, or too many")
     return bytes(opened.get_tensor(name))

@@ -1,4 +1,4 @@
-"""The vectors of a zoo: flat files of float32 rows that only grow, and the rows of one kind as questions read them."""
+"""The vectors of a zoo: flat files of float32 rows that only grow, and how questions read the rows of one kind."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ..files import DamagedFile
 Floats = NDArray[np.float32]
 Whole = NDArray[np.int64]
 ITEM = 4  # bytes of a float32
-EXACT = "exact"  # the kind of the whole vectors, whose cosine is debiased CKA
+EXACT = "exact"  # the kind of the whole vectors; their cosine is debiased CKA
 REPAIR = "zoo.check(repair=True), or `sosie zoo check FOLDER --repair`, drops what was lost and keeps the rest"
 _NAME = re.compile(r"(?:vectors/)?[a-z0-9][a-z0-9_.-]*\.f32")
 
 
 def file_name(kind: str, width: int, generation: int = 0) -> str:
-    """vectors/cka-512.f32 or exact.f32, with a number in it once the zoo was compacted."""
+    """Return vectors/cka-512.f32 or exact.f32, with the number of the compaction after the first."""
     later = f".{generation}" if generation else ""
     return f"exact{later}.f32" if kind == EXACT else f"vectors/{kind.replace(':', '-')}-{width}{later}.f32"
 
@@ -35,14 +35,14 @@ def generation_of(name: str) -> int:
 
 
 def path_of(folder: Path, name: Any) -> Path:
-    """The file of that name, which never lies outside the folder."""
+    """Return the path of a file, which never lies outside the folder."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or ".." in name:
         raise DamagedFile(f"the database of {folder} names the file {name!r}, which no zoo has")
     return folder / name
 
 
 def as_bytes(rows: Floats) -> memoryview:
-    """Rows as they lie in a file."""
+    """Return rows as they lie in a file."""
     return memoryview(np.ascontiguousarray(rows, "<f4")).cast("B")  # type: ignore[arg-type]
 
 
@@ -51,7 +51,7 @@ def checksum(rows: Floats) -> bytes:
 
 
 def write_rows(path: Path, start: int, arrays: Iterable[Floats]) -> None:
-    """Write rows from byte `start` on and sync them; bytes behind `start` are what a killed writer left: they go."""
+    """Write rows from byte `start` on, over what a killed writer may have left there, and sync them."""
     path.parent.mkdir(exist_ok=True)
     new = not path.exists()
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -77,7 +77,7 @@ def write_rows(path: Path, start: int, arrays: Iterable[Floats]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """A new name in the folder outlives a power cut."""
+    """Make a new name in the folder survive a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -86,7 +86,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def map_rows(path: Path, rows: int, width: int) -> Floats:
-    """The first rows of a file, read from the disk when they are looked at."""
+    """Return the first rows of a file, memory-mapped."""
     if not rows:
         return np.empty((0, width), np.float32)
     if (size := path.stat().st_size) < rows * width * ITEM:  # a map past the end would kill the process
@@ -95,7 +95,7 @@ def map_rows(path: Path, rows: int, width: int) -> Floats:
 
 
 def read_rows(path: Path, first: int, rows: int, width: int) -> Floats:
-    """A copy of some rows."""
+    """Return a copy of some rows."""
     with path.open("rb") as file:
         file.seek(first * width * ITEM)
         content = file.read(rows * width * ITEM)
@@ -116,18 +116,18 @@ def changed(path: Any, whose: str) -> DamagedFile:
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
-    """All rows of a kind, those of removed models among them, and which of them belong to which model.
+    """All rows of a kind, with those of removed models, and which rows belong to which model.
 
-    Rows are verified when they are first read: whoever reads some calls `verify` for their models before.
+    Call `verify` for models before reading their rows.
     """
 
     kind: str
-    rows: Floats  # (all rows, width), on the disk
+    rows: Floats  # (all rows, width), memory-mapped
     models: Whole  # ids, in the order of their rows, which is the order in which they were added
     first: Whole  # row of each
     count: Whole  # rows of each
-    sums: NDArray[np.object_] | None = None  # checksum of each; None: the rows lie in no file
-    verified: NDArray[np.bool_] | None = None  # by first row; shared by all that this process reads of the file
+    sums: NDArray[np.object_] | None = None  # checksum of each; None: the rows are not from a file
+    verified: NDArray[np.bool_] | None = None  # by first row; shared by all readers of the file in this process
 
     @property
     def file(self) -> Path | None:
@@ -135,7 +135,7 @@ class Vectors:
         return None if name is None else Path(name)
 
     def verify(self, places: Any = slice(None)) -> None:
-        """Compare the rows of these models with their checksums, unless that was done before in this process."""
+        """Compare the rows of these models with their checksums, once in a process."""
         if self.sums is None or self.verified is None:
             return
         first, count, sums, models = self.first[places], self.count[places], self.sums[places], self.models[places]
@@ -146,39 +146,38 @@ class Vectors:
         self.verified[first] = True
 
     def part(self, places: Any) -> Vectors:
-        """Some of the models, by their places, in the order of their rows."""
+        """Return some of the models, by their places, in the order of their rows."""
         sums = None if self.sums is None else self.sums[places]
         chosen = self.models[places], self.first[places], self.count[places]
         return Vectors(self.kind, self.rows, *chosen, sums, self.verified)
 
     def starts(self) -> Whole:
-        """Where the rows of each model would begin if no others lay between them."""
-        found: Whole = np.cumsum(self.count) - self.count
-        return found
+        """Return where the rows of each model would begin if no others lay between them."""
+        return np.asarray(np.cumsum(self.count) - self.count)
 
     def row_numbers(self) -> Whole:
-        """The rows of the models, in order."""
+        """Return the row numbers of the models, in order."""
         return np.repeat(self.first - self.starts(), self.count) + np.arange(int(self.count.sum()))
 
     def owners(self, rows: Whole) -> Whole:
-        """Where among the models the owner of each row is; −1 before the first."""
+        """Return the place of the model that owns each row; −1 before the first."""
         return np.searchsorted(self.first, rows, side="right") - 1
 
     def has_rows(self, rows: Whole) -> NDArray[np.bool_]:
-        """Which of these rows belong to one of the models."""
+        """Return which of these rows belong to one of the models."""
         place = self.owners(rows)
         inside: NDArray[np.bool_] = (rows >= 0) & (place >= 0) & (rows - self.first[place] < self.count[place])
         return inside
 
     def places_of(self, ids: Whole) -> tuple[Whole, NDArray[np.bool_]]:
-        """Where models are among these, and whether they are."""
+        """Return the places of models by id, and which of the models are present."""
         if not len(self.models):
             return np.zeros(len(ids), np.int64), np.zeros(len(ids), bool)
         places: Whole = np.minimum(np.searchsorted(self.models, ids), len(self.models) - 1)
         return places, self.models[places] == ids
 
     def of_model(self, model: int) -> NDArray[np.float64] | None:
-        """The vectors of one model, in float64; None if it has none."""
+        """Return the vectors of one model, in float64; None if it has none."""
         (place,), (there,) = self.places_of(np.array([model]))
         if not there:
             return None

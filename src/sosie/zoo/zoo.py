@@ -1,4 +1,4 @@
-"""A zoo: models as fingerprints on one probe set, in a folder."""
+"""A zoo: a folder of models, as fingerprints on one probe set."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,12 @@ from ..checks import whole_number
 from ..models import NamedModel
 from ..progress import Progress
 from ..results import Clusters, Duplicates, Family, Map, Neighbours, Recommendation
-from ..results.tables import MOST_SHOWN, Rows, as_frame, cell, html_table
 from .fingerprints import PROBE_GONE, PROBES, Fingerprint, Probe, Settings
 from .index import build
+from .listing import Listing, failures, models
 from .questions import SAME, find_clusters, find_duplicates, lay_out, vectors_of
 from .search import as_query, find_family, search
-from .store import Facts, Filter, NameTaken, Record, Store, check_filters, check_tags, new_folder, notes_of
+from .store import Facts, Filter, NameTaken, Record, Store, check_filters, check_tags, new_folder
 from .tasks import (
     NO_PROBE,
     OPTIONS,
@@ -38,66 +38,35 @@ from .tasks import (
 from .upkeep import Report, check, compact, export, import_
 
 if TYPE_CHECKING:
-    import pandas
-
     from ..capture import Rule
 
-# What a zoo answers with beside the answers of `sosie.results`
-
-
-@dataclass(frozen=True)
-class Listing(Rows):
-    """Rows of one form, a dict each."""
-
-    columns: tuple[str, ...]
-    found: tuple[dict[str, Any], ...]
-
-    @classmethod
-    def of(cls, rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> Listing:
-        return cls(tuple(columns), tuple({column: row[column] for column in columns} for row in rows))
-
-    def to_pandas(self) -> pandas.DataFrame:
-        return as_frame(self.rows(), self.columns)
-
-    def __repr__(self) -> str:
-        names = [str(row.get("name", "")) for row in self.found[:4]]
-        more = ", …" * (len(self.found) > len(names))
-        return f"<Listing of {len(self.found)}: {', '.join(names)}{more}>"
-
-    def _repr_html_(self) -> str:
-        shown = self.found[:MOST_SHOWN]
-        rows = [[cell(row.get(column)) for column in self.columns] for row in shown]
-        return html_table(self.columns, rows, of=len(self.found))
+# What a zoo returns beside the answers of `sosie.results`
 
 
 @dataclass(frozen=True)
 class Added:
-    """What became of several models: new, there already, or failed with the reason."""
+    """The outcome of adding several models: new, there already, or failed with the reason."""
 
     added: tuple[str, ...] = ()
     there: tuple[str, ...] = ()
     failed: dict[str, str] = field(default_factory=dict)
 
     def rows(self) -> list[dict[str, Any]]:
-        some = [("added", self.added), ("there already", self.there)]
-        found = [{"name": name, "outcome": outcome, "reason": None} for outcome, names in some for name in names]
-        return found + [{"name": name, "outcome": "failed", "reason": why} for name, why in self.failed.items()]
+        present = [("added", self.added), ("there already", self.there)]
+        rows = [{"name": name, "outcome": outcome, "reason": None} for outcome, names in present for name in names]
+        return rows + [{"name": name, "outcome": "failed", "reason": why} for name, why in self.failed.items()]
 
     def __repr__(self) -> str:
         return f"<Added {len(self.added)}, there already {len(self.there)}, failed {len(self.failed)}>"
 
 
 WAIT = 10.0  # seconds for another writer
-GROUP = 16  # fingerprints that are given as they are: written in one transaction
-COLUMNS = (
-    *("name", "architecture", "parameters", "task", "tags", "sites", "kinds", "parent", "source", "added", "digest"),
-    "notes",
-)
+GROUP = 16  # ready fingerprints written in one transaction
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Entry(Record):
-    """A model of a zoo: what is known of it; its fingerprint is read when it is asked for."""
+    """A model of a zoo with its facts; its fingerprint is read on first use."""
 
     zoo: Zoo = field(repr=False)
 
@@ -107,13 +76,13 @@ class Entry(Record):
 
 
 class Zoo:
-    """Models in a folder, as fingerprints on a probe set that was pinned when the folder was made.
+    """A folder of models, as fingerprints on a probe set that is pinned when the folder is made.
 
     `Zoo("zoo/", data=probe)` makes it; afterwards `Zoo("zoo/")` opens it. `data`: what `sosie.compare` takes, or a
-    text that names data, of which the first `inputs` are taken (256). Given again, it must be the same.
-    `size`, `seed`, `kinds`, `rows`: as `sosie.zoo.fingerprint` has them; pinned, too. `wait`: seconds to wait for
-    another writer. One process writes at a time, any number read meanwhile; killed at any moment, the zoo has what
-    was complete.
+    string that names data; the first `inputs` (256) are used. If given again, it must be the same.
+    `size`, `seed`, `kinds`, `rows`: as in `sosie.zoo.fingerprint`; also pinned. `wait`: seconds to wait for another
+    writer. One process writes at a time, any number read meanwhile; a process killed at any moment leaves the zoo
+    with all models that were complete.
     """
 
     def __init__(
@@ -129,35 +98,35 @@ class Zoo:
         wait: float = WAIT,
     ) -> None:
         self.folder = Path(folder)
-        self._given: Probe | None = None
+        self._data: Probe | None = None
         options: dict[str, Any] = {"size": size, "seed": seed, "kinds": kinds, "rows": rows}
-        given = {name: value for name, value in options.items() if value is not None}
+        options = {name: value for name, value in options.items() if value is not None}
         if not (self.folder / "zoo.sqlite").is_file():
             if data is None:
                 raise FileNotFoundError(
-                    f"no zoo in {self.folder}: to make one, say which inputs all models are shown, with data= "
+                    f"no zoo in {self.folder}: to make one, give the inputs for all models as data= "
                     "(`sosie zoo init FOLDER --data …`)"
                 )
-            probe = Probe.of(data, PROBES if inputs is None else inputs)
-            settings = Settings(probe.digest, probe.n, **given)
+            self._data = Probe.of(data, PROBES if inputs is None else inputs)
+            settings = Settings(self._data.digest, self._data.n, **options)
             with new_folder(self.folder) as temporary:
-                probe.save(temporary / "probe.safetensors")
+                self._data.save(temporary / "probe.safetensors")
                 Store.create(temporary, settings.as_json(), wait)
         self.store = Store(self.folder, wait)
         self.settings = Settings.from_json(self.store.about())
-        self.settings.check_same(given, self.folder)
+        self.settings.check_same(options, self.folder)
         if data is not None:
-            self._given = Probe.of(data, self.settings.n if inputs is None else inputs)
-            self.settings.check_probe(self._given, self.folder)
+            self._data = self._data or Probe.of(data, self.settings.n if inputs is None else inputs)
+            self.settings.check_probe(self._data, self.folder)
 
     @cached_property
     def probe(self) -> Probe:
-        """The inputs that all models are shown."""
+        """The inputs that all models see."""
         return Probe.load(self.probe_path, self.settings.probe)
 
     @property
     def probe_path(self) -> Path:
-        """The file that they are in."""
+        """The file of the probe set."""
         return self.folder / "probe.safetensors"
 
     def add(
@@ -175,15 +144,16 @@ class Zoo:
         workers: int = 0,
         **options: Any,
     ) -> Entry | Added:
-        """Add a model, or several given as {name: model} or as pairs (name, model); written as each is done.
+        """Add a model, or several as {name: model} or as pairs (name, model); each is written when it is done.
 
-        A model is a module, a text that names one, a `Fingerprint`, or a file with one. One that is there under its
-        name with the same weights is left as it is, and takes the facts given; with other weights it is an error, or
-        with `replace` takes the old one's place. `facts` has tags, task, source and parent of each of several by name.
+        A model is a module, a string that specifies one, a `Fingerprint`, or a file with one. If the zoo has that model
+        under that name, only its facts are updated; with other weights, modules or `sites` it is an error, or with
+        `replace` the new model takes its place. `facts` has tags, task, source and parent of each of several by name.
         `options` go to `fingerprint`: sites, prepare, device.
 
-        Several may be fingerprinted by an `executor` of concurrent.futures, or in so many processes: `workers`. One
-        that fails is recorded (`failed()`), the rest goes on, and what became of each is returned. One alone raises.
+        Several models can be fingerprinted by an `executor` of concurrent.futures, or in `workers` processes. If one
+        of them fails, it is recorded (`failed()`), the others go on, and the outcome of each is returned. A single
+        model raises its error.
         """
         common = Facts(check_tags(tags), task, source, parent)
         if unknown := sorted(set(options) - set(OPTIONS)):
@@ -191,7 +161,7 @@ class Zoo:
         one = isinstance(models, (str, os.PathLike, nn.Module, NamedModel, Fingerprint))  # a module may be iterable
         if not one and isinstance(models, Iterable):
             if name is not None:
-                raise ValueError("several models have their names with them: {name: model}; leave name= out")
+                raise ValueError("several models bring their names as {name: model}: leave name= out")
             if executor is not None and workers:
                 raise ValueError("an executor has its own workers: give executor= or workers=, not both")
             whole_number(workers, "workers", least=0)
@@ -218,7 +188,7 @@ class Zoo:
         return self[only.name]
 
     def _add_several(self, outcomes: Iterable[tuple[Task, Outcome]], replace: bool, total: int | None) -> Added:
-        """Every model with what became of it; written as each is done, so that an interruption loses only the last."""
+        """Write each model when it is done, so that an interruption loses only the last; return all outcomes."""
         added: list[str] = []
         there: list[str] = []
         failed: dict[str, str] = {}
@@ -264,11 +234,11 @@ class Zoo:
         return Added(tuple(added), tuple(there), failed)
 
     def fingerprint(self, model: Any, **options: Any) -> Fingerprint:
-        """Of any model, as `search` takes it: made as all others here, on the probe set of the zoo, and not added."""
+        """Return the fingerprint of any model that `search` takes, on the zoo's probe set, without adding it."""
         return as_query(self, model, **options).fingerprint
 
     def remove(self, *names: str) -> None:
-        """Remove models: they are gone at once, `compact` gives their room back; a failed one is forgotten."""
+        """Remove models at once, and forget failed ones; `compact` frees their space."""
         self.store.remove(names)
 
     def tag(self, name: str, add: Iterable[str] | str = (), drop: Iterable[str] | str = ()) -> None:
@@ -284,20 +254,12 @@ class Zoo:
         limit: int | None = None,
         offset: int = 0,
     ) -> Listing:
-        """The models in the order they were added: those with all of these tags, of one of these architectures …"""
-        if limit is not None:
-            limit = min(whole_number(limit, "limit", least=0), 2**62)  # SQL does not count much farther
-        offset = min(whole_number(offset, "offset", least=0), 2**62)
-        rows = self.store.rows(limit, offset, **check_filters(tag, architecture, task))
-        for row in rows:
-            row["sites"] = row["kinds"].get("cka") or max(row["kinds"].values(), default=0)
-            row["kinds"] = [kind for kind in row["kinds"] if kind != "exact"]
-            row["notes"] = notes_of(row["notes"])
-        return Listing.of(rows, COLUMNS)
+        """List models in the order they were added, with all of the tags, an architecture and a task of those given."""
+        return models(self.store, check_filters(tag, architecture, task), limit, offset)
 
     def failed(self) -> Listing:
-        """Models that could not be fingerprinted, with the reason; one that is added after all is no longer here."""
-        return Listing.of(self.store.failures(), ("name", "reason", "source", "at"))
+        """List the models that could not be fingerprinted, with the reason, until they are added after all."""
+        return failures(self.store)
 
     def __len__(self) -> int:
         return self.store.count()
@@ -330,17 +292,17 @@ class Zoo:
         index: bool | None = None,
         **options: Any,
     ) -> Neighbours:
-        """The `k` models, or layers, nearest to a model: one of the zoo by name, a fingerprint, or any other model.
+        """Return the `k` models or layers nearest to a model of the zoo by name, a fingerprint, or any other model.
 
-        `by="model"`: models are sorted by the mean over the query's sites (all, or those named by `site`) of the
-        largest similarity with a site of theirs; `symmetric` averages that with the same the other way round.
-        `by="layer"`: for each of the query's sites the `k` nearest sites. A model of the zoo does not find itself.
+        `by="model"` sorts models by the mean over the query's sites (all, or those named by `site`) of the largest
+        similarity with one of their sites; `symmetric` averages it with the opposite direction. `by="layer"` returns
+        the `k` nearest sites for each of the query's sites. A model of the zoo does not find itself.
 
-        `kind`: "cka", "weights" or "atoms", as in `sosie.zoo.fingerprint`; atoms meet those of the same layer only.
-        All short vectors are gone through; the best `rerank` are then sorted by the whole ones, whose cosine is
-        debiased CKA (`exact`; kind "cka" only). `tag`, `architecture`, `task`: as in `list`.
-        `index`: whether candidates come from the index that `index` made; None: if there is one that fits.
-        `options` (sites, prepare, device) are for a model that is fingerprinted now.
+        `kind`: "cka", "weights" or "atoms", as in `sosie.zoo.fingerprint`; atoms are compared at the same layer only.
+        All short vectors are searched; the best `rerank` are then sorted by the whole ones, whose cosine is debiased
+        CKA (`exact`; kind "cka" only). `tag`, `architecture`, `task`: as in `list`.
+        `index`: whether candidates come from the index that `index` made; None uses it if it is there and fits.
+        `options` (sites, prepare, device) are for a model that is not in the zoo.
         """
         return search(
             self, as_query(self, model, **options), k=k, kind=kind, by=by, site=site, rerank=rerank, exact=exact,
@@ -348,10 +310,10 @@ class Zoo:
         )  # fmt: skip
 
     def index(self, kind: str = "cka", *, lists: int | None = None) -> dict[str, Any]:
-        """Make an index for large zoos (faiss, `sosie[zoo]`), in a file beside the vectors; or bring it up to date.
+        """Make an index for large zoos (faiss, `sosie[zoo]`) in a file beside the vectors, or bring it up to date.
 
-        Searches then look at the rows in one of 32 of its `lists` (√rows of them), and at those added since. The
-        numbers found are worked out from the vectors: the index says only where to look. Returned is what it covers.
+        Searches then look at the rows in 1/32 of its `lists` (√rows by default), and at those added since. Values are
+        still computed from the vectors: the index only says where to look. Return what it covers.
         """
         vectors = vectors_of(self, kind)
         index = build(vectors, lists=lists)
@@ -360,7 +322,7 @@ class Zoo:
     def similar_layers(
         self, model: Any, site: str | Sequence[str] | None = None, k: int = 10, **how: Any
     ) -> Neighbours:
-        """The `k` layers of other models nearest to a layer of a model: `search` with by="layer"."""
+        """Return the `k` layers of other models nearest to each layer of a model: `search` with by="layer"."""
         return self.search(model, k, by="layer", site=site, **how)
 
     def map(
@@ -373,11 +335,11 @@ class Zoo:
         landmarks: int | None = None,
         seed: int = 0,
     ) -> Map:
-        """Models as points in the plane: classical multidimensional scaling of distances √(2 − 2 similarity).
+        """Return models as points in the plane: classical multidimensional scaling of distances √(2 − 2 similarity).
 
-        The similarity of two models is that of `search(symmetric=True)`, from the short vectors. Of more than 2,000
-        models, all are laid out around 500 `landmarks` drawn by `seed` (de Silva and Tenenbaum 2004). How far the
-        plane is from the distances is its `stress`, over all pairs, or over those of models and landmarks.
+        The similarity of two models is that of `search(symmetric=True)`, from the short vectors. More than 2,000 models
+        are laid out around 500 `landmarks` drawn by `seed` (de Silva and Tenenbaum 2004). `stress` says how far the
+        plane is from the distances, over all pairs, or over pairs of models and landmarks.
         """
         return lay_out(self, kind, seed, landmarks, check_filters(tag, architecture, task))
 
@@ -392,10 +354,10 @@ class Zoo:
         landmarks: int | None = None,
         seed: int = 0,
     ) -> Clusters:
-        """Models in `k` groups by Ward's linkage; None: as many, of 2 to 20, as have the largest mean silhouette.
+        """Return models in `k` groups by Ward's linkage; None: the number from 2 to 20 with the largest silhouette.
 
-        Of more than 5,000 models, 500 `landmarks` are put into groups, half of them drawn by `seed`, half those least
-        like the rest, and each other model joins the group whose landmarks it is most like on average.
+        Of more than 5,000 models only 500 `landmarks` are clustered, half of them drawn by `seed`, half those least
+        like the others; every other model joins the group whose landmarks it is most like on average.
         """
         return find_clusters(self, k, kind, seed, landmarks, check_filters(tag, architecture, task))
 
@@ -408,17 +370,18 @@ class Zoo:
         architecture: Filter = None,
         task: Filter = None,
     ) -> Duplicates:
-        """Models with the weights of one added before, or alike at every site: similarity of `threshold` or more.
+        """Return models with the weights of an earlier one, or with a similarity of at least `threshold` at every site.
 
-        By the whole vectors where there are any. CKA does not see rotations and scales, so that a network with its
-        neurons in another order is a duplicate. A lower threshold, as .99, finds those that were hardly trained on.
+        The similarity is that of the whole vectors if there are any. CKA does not see rotations and scales, so a
+        network with its neurons in another order is a duplicate. A lower threshold, such as .99, also finds models that
+        were hardly trained further.
         """
         return find_duplicates(self, threshold, kind, check_filters(tag, architecture, task))
 
     def family(self, model: Any, k: int = 5, **options: Any) -> Family:
-        """Which base does a model come from? The `k` models most like it at layers of the same name, of every kind.
+        """Return the `k` models that a model most likely comes from: the most similar at layers of the same name.
 
-        Those recorded as its parent, children and siblings are always there, and marked.
+        Its recorded parent, children and siblings are always listed, and marked.
         """
         return find_family(self, model, k, options)
 
@@ -437,15 +400,15 @@ class Zoo:
         task: Filter = None,
         **options: Any,
     ) -> Recommendation:
-        """Which model for these data? Each is run on the first `max_rows` inputs; the `k` best, and who failed.
+        """Return the `k` best models for these data, each run on the first `max_rows` inputs, and those that failed.
 
-        Models are opened again from the source that they were added with, or given as {name: model}. A source that is
-        Python code is only run with `trust`. One whose weights have changed is not taken.
+        Models are opened from the source they were added with, or given as {name: model}. A source that is Python code
+        is only run with `trust`; one whose weights have changed is refused.
 
-        Without labels: the transfer scores of `sosie.transfer`, means over layers, the smallest `mean_embedding`
-        first. `probe_layer`, a layer by name or by its place (-2: the last but one): also the share of inputs that
-        ridge regression from that layer, averaged over space, gives their label when they are left out; then the
-        largest comes first. `by`: the score to sort by instead. `options` are of `sosie.sketch`: sites, output, device.
+        Without labels, the scores are those of `sosie.transfer`, averaged over layers; the smallest `mean_embedding`
+        comes first. `probe_layer`, a layer by name or place (-2: the last but one), adds the accuracy of ridge
+        regression from that layer, averaged over space, at inputs left out; then the largest comes first. `by`: the
+        score to sort by instead. `options` go to `sosie.sketch`: sites, output, device.
         """
         from .recommend import recommend
 
@@ -457,32 +420,27 @@ class Zoo:
     # Upkeep
 
     def check(self, repair: bool = False) -> Report:
-        """Whether every byte is there that was written; `repair` drops models that lost some, and says which.
+        """Check every byte of the vectors; `repair` drops models that lost some, and reports which.
 
-        A probe set that is lost is put back if the zoo was opened with its `data`.
+        It restores a lost probe set if the zoo was opened with its `data`.
         """
-        return check(self, repair, self._given)
+        return check(self, repair, self._data)
 
     def compact(self) -> int:
-        """Rewrite the vectors without those of removed models; how many bytes that gave back."""
+        """Rewrite the vectors without those of removed models; return the number of bytes freed."""
         return compact(self.store)
 
     def export(self, path: str | os.PathLike[str]) -> Path:
-        """The whole zoo as one file, with the probe set in it; `Zoo.import_` reads it."""
+        """Write the whole zoo, with its probe set, as one file, which `Zoo.import_` reads."""
         return export(self, Path(path))
 
     @classmethod
     def import_(cls, path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Zoo:
-        """A zoo from a file that `export` wrote, in a new folder; what does not add up in it is refused."""
+        """Make a zoo in a new folder from a file that `export` wrote; an inconsistent file is refused."""
         return import_(cls, Path(path), Path(folder))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (str(self.folder.absolute()), self.store.wait)
+        return partial(Zoo, wait=self.store.wait), (str(self.folder.absolute()),)
 
     def __repr__(self) -> str:
         return f"<Zoo {self.folder}: {len(self):,} models, probe {self.settings.probe} of {self.settings.n} inputs>"
-
-
-def _reopen(folder: str, wait: float) -> Zoo:
-    """In another process: a zoo travels as its folder's name."""
-    return Zoo(folder, wait=wait)

@@ -65,10 +65,10 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
     masks = random_masks(model, 0.8)
     state = model.state_dict()
     refused(small(), {k: v for k, v in state.items() if "mask" not in k}, "has no masks")
-    refused(small(), {**state, "9.weight_mask": state["0.weight_mask"]}, "'9' is no layer with a weight")
-    refused(small(), {**state, "1.weight_mask": state["0.weight_mask"]}, "'1' is no layer with a weight")
+    refused(small(), {**state, "9.weight_mask": state["0.weight_mask"]}, "'9' is not a layer with a weight")
+    refused(small(), {**state, "1.weight_mask": state["0.weight_mask"]}, "'1' is not a layer with a weight")
     wrong = {**state, "3.weight_mask": torch.ones(2, 2, dtype=torch.bool)}
-    refused(small(), wrong, r"'3' has a weight \(8, 8, 3, 3\), and the mask is \(2, 2\)")
+    refused(small(), wrong, r"'3' has a weight \(8, 8, 3, 3\) but a mask \(2, 2\)")
     refused(small(), {k: v for k, v in state.items() if k != "6.bias"}, r"1 missing in the file: 6\.bias")
     grown = {**state, "0.weight": torch.ones_like(state["0.weight"])}
     refused(small(), grown, f"{int((~masks['0']).sum())} weights of '0' are not 0 where they are masked")

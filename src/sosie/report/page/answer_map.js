@@ -1,9 +1,9 @@
-// Models as points: colour by what they have in common, a name at each while there is room.
+// Models as points, coloured by a common property, with names where they fit.
 
-const GROUPS_MOST = 7; // colours that can be told apart; the rest share the last
+const GROUPS_MOST = 7; // distinguishable colours; other groups share the last
 const LABELS_MOST = 60;
 
-// The largest groups first, each with a number; what is beyond them is "others".
+// The largest groups first, each with a number; the others are "others".
 function groupsOf(points, by) {
   const counts = new Map();
   points.forEach((point) => counts.set(point[by], (counts.get(point[by]) ?? 0) + 1));
@@ -17,7 +17,7 @@ function mapFigure(points, by) {
     const [xs, ys] = [points.map((p) => p.x), points.map((p) => p.y)];
     const [left, right, low, high] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
     const margin = 28;
-    // One scale for both axes: distances are what the map is for. Rounding (below 0.001) does not drive points apart.
+    // One scale for both axes: the map is about distances. Rounding (below 0.001) does not spread points.
     const each = Math.min((width - 2 * margin) / Math.max(right - left, 0.01), 560 / Math.max(high - low, 0.01));
     const height = Math.max((high - low) * each, 40) + 2 * margin;
     const offset = (width - (right - left) * each) / 2;
@@ -43,7 +43,7 @@ function markOf(point, group, [x, y]) {
   ]);
 }
 
-// A name beside its point, left out where it would lie on another or on a point.
+// A name beside its point, left out if it would cover another name or a point.
 function labelsOf(points, place, width) {
   const taken = points.map((p) => { const [x, y] = place(p); return [x - 5, y - 5, x + 5, y + 5]; });
   const found = [];

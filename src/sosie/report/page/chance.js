@@ -1,9 +1,9 @@
-// What chance gives: which values it could have given too, the calibrated score, and how both are said.
+// Chance: the values that it could have given, the calibrated score, and both in words.
 
 const KINDS = ["value", "low", "high", "null", "null_spread", "p", "p_search"];
 const NOT_CLEAR = "not distinguishable from chance";
 
-// Numbers travel in base64, four bytes each, or eight where four would not do.
+// Numbers are in base64, four bytes each, or eight if four are not enough.
 function unpacked(text, count) {
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
   const numbers = bytes.length === 4 * count ? new Float32Array(bytes.buffer) : new Float64Array(bytes.buffer);
@@ -18,7 +18,7 @@ function unpack(measure, count) {
   return measure;
 }
 
-// Where a number of a cell lies between what chance gives there (0) and the same thing twice (1).
+// The position of a cell's number between chance (0) and a model compared with itself (1).
 function scoreOf(measure, number, k) {
   if (number === null || measure.null[k] === null) return null;
   const score = (number - measure.null[k]) / (measure.same - measure.null[k]);
@@ -35,7 +35,7 @@ function drawnAt(found, kind, i, j) {
   return chance === null ? null : Math.abs(number / (found.measure.same - chance));
 }
 
-// The p-value that decides: corrected for the search where that is known.
+// The p-value that decides: corrected for the search if known.
 function decisiveP(found, i, j) {
   return found.at("p_search", i, j) ?? found.at("p", i, j);
 }
@@ -45,7 +45,7 @@ function isByChance(found, i, j) {
   return p !== null && p > DATA.level && found.at("value", i, j) !== null;
 }
 
-// Three decimals; four where three would hide on which side of the level it lies.
+// Three decimals, or four if three would not show on which side of the level it lies.
 function writtenP(p) {
   if (p < 0.001) return "< 0.001";
   return p.toFixed(3) === DATA.level.toFixed(3) ? p.toFixed(4) : p.toFixed(3);
@@ -57,7 +57,7 @@ function chanceAt(found, i, j, digits = 4) {
   return written(chance, digits) + (spread === null ? "" : ` ± ${written(spread, digits)}`);
 }
 
-// Everything known about chance for one pair of layers, as [term, text].
+// The facts about chance for one pair of layers, as [term, text].
 function chanceFacts(found, i, j) {
   const [p, search, score] = ["p", "p_search", "score"].map((kind) => found.at(kind, i, j));
   return [
@@ -68,7 +68,7 @@ function chanceFacts(found, i, j) {
   ].filter(([, text]) => text);
 }
 
-// The same as parts of a sentence.
+// The facts as parts of a sentence.
 function chanceInWords(found, i, j) {
   const said = chanceFacts(found, i, j).map(([term, text]) => `${term[0].toLowerCase()}${term.slice(1)} ${text}`);
   return isByChance(found, i, j) ? [...said, NOT_CLEAR] : said;
@@ -79,7 +79,7 @@ function chanceCount(found) {
   return found.measure.value.filter((_, k) => isByChance(found, Math.floor(k / columns), k % columns)).length;
 }
 
-// What the faded cells mean, and how many there are.
+// The meaning and the number of faded cells.
 function chanceKey(found) {
   const { measure, a, b } = found;
   if (!measure.correction) return null;

@@ -1,4 +1,4 @@
-// Layer by layer: the value at the same depth, and that of the best match. Up is more alike, whatever the measure.
+// Layer by layer: the value at the same depth and of the best match. Up is more alike for every measure.
 
 const CURVE = 210; // px
 const LINES = [
@@ -6,7 +6,7 @@ const LINES = [
   { kind: "best", title: "best match", className: "line-best" },
 ];
 
-// Where layers were paired one to one, each has one partner only.
+// Layers that were paired one to one have only one partner.
 function linesOf(found) {
   if (found.pair.shifted) return [{ ...LINES[0], title: "same shift" }];
   return found.pair.inOrder ? LINES.slice(0, 1) : LINES;
@@ -65,7 +65,7 @@ function curvePlan(found, width, ends) {
   };
 }
 
-// The colour scale's ends, widened to what the curves hold; stretched, just what they hold.
+// The ends of the colour scale, widened to include the curves; if stretched, those of the curves.
 function curveEnds(found) {
   const held = found.a.sites.flatMap((_, i) => [chanceEdge(found, -1)(i), chanceEdge(found, 1)(i)]);
   for (const { kind } of linesOf(found)) {
@@ -90,7 +90,7 @@ function chance(found, plan) {
   return [ribbon(plan, chanceEdge(found, -1), chanceEdge(found, 1), "line-chance"), level];
 }
 
-// What chance gives at the same depth, less or plus its spread.
+// Chance at the same depth, minus or plus its spread.
 function chanceEdge(found, sign) {
   return (i) => {
     const level = valueAt(found, "partner", i, "null");
@@ -103,7 +103,7 @@ function band(found, plan, kind, className) {
   return ribbon(plan, (i) => valueAt(found, kind, i, "low"), (i) => valueAt(found, kind, i, "high"), className);
 }
 
-// A layer between two undefined ones, or all alone, has a band just wide enough to be seen.
+// A single layer, or one between two undefined ones, has a band just wide enough to be seen.
 function ribbon(plan, low, high, className) {
   const defined = Array.from({ length: plan.count }, (_, i) => (low(i) === null || high(i) === null ? null : i));
   const paths = runs(defined).map((run) => {

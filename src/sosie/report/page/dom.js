@@ -19,7 +19,7 @@ function filled(node, attributes = {}, children = []) {
   return node;
 }
 
-// A name in a sentence or a cell: its writing direction stays its own affair.
+// A name in a sentence or a cell, whose writing direction does not affect the rest.
 function named(text, className = "name") {
   return element("bdi", { class: className }, text);
 }
@@ -32,7 +32,7 @@ function clamp(value, low, high) {
   return Math.min(Math.max(value, low), high);
 }
 
-// A number as a person would write it: `digits` decimals, fewer for large ones, powers of ten for tiny ones.
+// A readable number: `digits` decimals, fewer for large ones, powers of ten for tiny ones.
 function written(value, digits = 4) {
   if (value === null || value === undefined) return "undefined";
   const size = Math.abs(value);

@@ -1,6 +1,6 @@
-// Files made in the page itself, for the reader's own disk.
+// Files made by the page itself, to be saved.
 
-const MARGIN = 20; // px round a saved drawing
+const MARGIN = 20; // px around a saved drawing
 
 function save(blob, name) {
   const link = element("a", { href: URL.createObjectURL(blob), download: name });
@@ -13,12 +13,12 @@ function fileName(found, suffix) {
   return `${plain(found.a.name)}-${plain(found.b.name)}-${plain(found.measure.name)}.${suffix}`;
 }
 
-// Quoted, and with a leading mark where a spreadsheet would take a name for a formula.
+// Quoted, and with a leading mark if a spreadsheet would read a name as a formula.
 function csvText(text) {
   return `"${(/^[=+\-@\t\r]/.test(text) ? `'${text}` : text).replaceAll('"', '""')}"`;
 }
 
-// As many digits as the page holds.
+// All digits that the page holds.
 function plainNumber(value) {
   return value === null ? "" : Number(value.toPrecision(7));
 }

@@ -1,8 +1,8 @@
-// Curves: how alike each time is to the last one, a line for each layer; and all layers at one time.
+// Curves: the value of each time with the last, a line per layer; and all layers at one time.
 
 const HEIGHT = 220; // px
 
-// From the first layer to the last, in colours that are seen on the ground they are on.
+// Colours from the first layer to the last, visible on the background.
 function depthColour(s) {
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
   const [from, to] = dark ? [0.35, 1] : [0, 0.78];
@@ -28,7 +28,7 @@ function siteTip(s, value, words) {
   return [tipValue(written(value)), element("p", {}, named(DATA.sites[s])), element("p", { class: "quiet" }, words)];
 }
 
-// Recorded times lie at equal distances, whatever steps they are of; as many are labelled as have room.
+// Recorded times are at equal distances, whatever their steps; as many are labelled as fit.
 function timeLabels(plan, steps) {
   const room = Math.max(...steps.map((step) => widthOf(String(step)))) + 14;
   const step = every(plan.span / Math.max(steps.length - 1, 1), room);
@@ -68,7 +68,7 @@ function overTime(found) {
   return host;
 }
 
-// The line nearest to the pointer stands out, and is named.
+// The line nearest to the pointer is highlighted and named.
 function pointAtLines(svg, found, plan) {
   const nearest = (event) => {
     const area = svg.getBoundingClientRect();

@@ -54,7 +54,7 @@ function paint(canvas, found, s) {
   context.putImageData(picture, 0, 0);
 }
 
-// From the step on that a layer has settled: the edges of the square of times that are all near the last.
+// The step from which on a layer has settled: the edges of the square of times that are all near the last.
 function settledLines(step, rows, k) {
   if (step === null || step === undefined || step === 0) return [];
   const d = `M${step} ${rows}V${step}H${rows}`;

@@ -1,12 +1,12 @@
-// The page: two times that are moved through, and everything drawn at them.
+// The page: two times to move, and everything that is drawn at them.
 
 const state = { measure: 0, a: 0, b: DATA.stepsB.length - 1, stretched: true };
 let shown = null;
 
 function between(a = state.a, b = state.b) {
-  const [one, other] = DATA.twoRuns ? [`step ${DATA.stepsA[a]} of A`, `step ${DATA.stepsB[b]} of B`]
+  const [first, second] = DATA.twoRuns ? [`step ${DATA.stepsA[a]} of A`, `step ${DATA.stepsB[b]} of B`]
     : [`step ${DATA.stepsA[a]}`, `step ${DATA.stepsB[b]}`];
-  return `${one} against ${other}`;
+  return `${first} against ${second}`;
 }
 
 function reading(measure) {
@@ -64,9 +64,9 @@ function select(k) {
 }
 
 function panel(found) {
-  const [one, other] = DATA.twoRuns ? ["Step of A", "against step of B"] : ["Step", "against step"];
+  const [first, second] = DATA.twoRuns ? ["Step of A", "against step of B"] : ["Step", "against step"];
   return panelOf(state.measure, [
-    element("div", { class: "card times" }, [slider("a", one, DATA.stepsA), slider("b", other, DATA.stepsB)]),
+    element("div", { class: "card times" }, [slider("a", first, DATA.stepsA), slider("b", second, DATA.stepsB)]),
     element("div", { class: "figures" }, [layersFigure(found), timeFigure(found)]),
     mapsFigure(found),
     section("Site by site", settledTable(found)),

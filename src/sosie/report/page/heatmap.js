@@ -1,8 +1,8 @@
 // A heat map: A's layers are rows, from the first at the top; B's are columns, from the first at the left.
 
 const HEAD = 78; // px above the cells: colour bar and the name of the rows
-const BAR = 300; // px the colour bar is wide at most
-const LEGEND = 240; // px beside it that the sign for chance needs
+const BAR = 300; // px: the largest width of the colour bar
+const LEGEND = 240; // px beside it for the legend of chance
 
 function heatmap(grid) {
   const host = redrawn(element("div", { class: "map" }), (width) => {
@@ -17,7 +17,7 @@ function heatmap(grid) {
   return host;
 }
 
-// Cells as large as the width allows, not taller than the screen, never so flat or thin that they vanish.
+// Cells as large as the width allows, not taller than the screen, and always visible.
 function arrange(grid, width) {
   const [rows, columns] = [grid.rows.length, grid.columns.length];
   const room = clamp(width * 0.25, 64, 180);
@@ -53,7 +53,7 @@ function box(plan, i, j) {
   };
 }
 
-// One path a colour instead of one element a cell: 256 elements draw 25 000 cells.
+// One path per colour instead of one element per cell: 256 elements draw 25 000 cells.
 function cells(grid, plan) {
   const paths = new Map();
   grid.value.forEach((value, k) => {
@@ -77,14 +77,14 @@ function hatching(plan) {
   const size = clamp(Math.min(plan.cellWidth, plan.cellHeight) / 3, 3, 8);
   return shape("defs", {}, [
     pattern("hatch", 6, 45, [["hatch-ground", 0, 6], ["hatch-line", 0, 2]]),
-    // A light line beside a dark one is seen on every colour of the scale.
+    // A light line beside a dark one is visible on every colour of the scale.
     pattern("chance", size, -45, [
       ["fade-ground", 0, size], ["fade-light", 0, size * 0.22], ["fade-dark", size * 0.22, size * 0.16],
     ]),
   ]);
 }
 
-// Cells whose value chance could have given too: faded and striped, their colour still to be seen.
+// Cells whose value chance could have given: faded and striped, with their colour still visible.
 function faded(grid, plan) {
   if (!grid.byChance) return null;
   const parts = [];
@@ -101,7 +101,7 @@ function faded(grid, plan) {
   ]);
 }
 
-// The best match of each row: a frame where there is room for one, else a dot.
+// The best match of each row: a frame if it fits, else a dot.
 function marks(grid, plan) {
   const group = shape("g", { class: "best" });
   grid.best.forEach((j, i) => {
@@ -135,7 +135,7 @@ function printed(grid, plan) {
   return group;
 }
 
-// A value as a cell can hold it, best first: two decimals; powers of ten where the whole scale is that small.
+// A value in the forms that may fit a cell, best first: two decimals; powers of ten if the whole scale is small.
 function shortNumbers(value, [far, alike]) {
   if (Math.max(Math.abs(far), Math.abs(alike)) < 0.1) {
     return value === 0 ? ["0"] : [1, 0].map((digits) => value.toExponential(digits));

@@ -1,4 +1,4 @@
-// Labels that can be read at any size: cut in the middle to the room there is, and thinned out to every k-th.
+// Labels that can be read at any size: cut in the middle to fit, and reduced to every k-th.
 
 const LABEL = 11; // px
 const LEAN = Math.SQRT1_2; // sine and cosine of the 45 degrees at which column labels stand
@@ -11,7 +11,7 @@ function widthOf(text, size = LABEL) {
 }
 
 // Keep a tail that starts at a number or a part of the name, "encode…11.self_attention"; where that is too long,
-// keep the number alone, "e…11…attention": it is what tells one layer from the next.
+// keep only the number, "e…11…attention", which distinguishes the layers.
 function cut(letters, most) {
   if (letters.length <= most) return letters.join("");
   const begins = (k) =>
@@ -50,7 +50,7 @@ function shortenedAll(names, room) {
   return { texts, width: Math.max(0, ...texts.map((text) => widthOf(text))) };
 }
 
-// Labels under an axis: upright where the longest fits its column, else leaning, at least a line apart.
+// Labels under an axis: upright if the longest fits its column, else leaning, at least a line apart.
 function footLabels(axis, { left, top, pitch, leaning }) {
   const step = every(pitch, leaning ? (LABEL + 4) / LEAN : 1);
   const group = shape("g", { class: "labels" });
@@ -68,7 +68,7 @@ function footLabels(axis, { left, top, pitch, leaning }) {
   return group;
 }
 
-// What the labels under an axis need below it, and to the left of its first column.
+// The space that labels under an axis need below it, and to the left of its first column.
 function footRoom(axis, pitch) {
   const leaning = axis.width > pitch - 8;
   if (!leaning) return { leaning, height: LABEL + 12, overhang: 0 };

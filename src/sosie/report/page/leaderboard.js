@@ -1,4 +1,4 @@
-// Measures beside each other: the table that ranks them, and tables of each stage.
+// The table that ranks the measures, and tables of each stage.
 
 const entries = DATA.entries;
 const KINDS = Object.keys(DATA.kinds);
@@ -22,7 +22,7 @@ function timed(seconds) {
   return seconds >= 1e-3 ? `${(1e3 * seconds).toPrecision(2)} ms` : `${(1e6 * seconds).toFixed(0)} µs`;
 }
 
-// A bar behind the number, from 0 to 1, so that a column can be read at a glance.
+// A number with a bar from 0 to 1 behind it.
 function barred(value, text, share = value) {
   if (value === null || value === undefined) return element("span", { class: "quiet" }, "–");
   const width = Math.round(100 * clamp(share, 0, 1));

@@ -1,9 +1,9 @@
-// The page: which pair and measure are shown, and everything about them.
+// The page: the choice of pair and measure, and everything about them.
 
 const state = { pair: 0, measure: 0, stretched: false, calibrated: false, cell: null };
 const many = DATA.names.length > 0;
 
-// A reader who ticks a box stays where they are: same place, same focus.
+// Ticking a box keeps the scroll position and the focus.
 function change(changes) {
   const [place, focused] = [scrollY, document.activeElement?.id];
   Object.assign(state, changes);
@@ -40,7 +40,7 @@ function panel(pair, k) {
   ]);
 }
 
-// A map much wider than high takes the whole width.
+// A map much wider than high fills the whole width.
 function wide({ a, b }) {
   return b.sites.length > 12 && b.sites.length > 1.7 * a.sites.length;
 }
@@ -55,7 +55,7 @@ function mapFigure(found) {
     ["PNG", () => savePng(drawing(), fileName(found, "png"))],
   ].map(([name, click]) =>
     element("button", { type: "button", class: "plain", click, title: `Download ${name}` }, name));
-  // Draw what was measured, or where it lies between chance and the same.
+  // Draw the values, or the calibrated scores.
   const scale = choices("drawn", "What the map and the curve show",
     [["value", "Value"], ["score", "Score (0 chance, 1 same)"]], state.calibrated ? "score" : "value",
     (drawn) => change({ calibrated: drawn === "score" }));
@@ -76,7 +76,7 @@ function curveFigure(found) {
     [element("p", { class: "quiet legends" }, [...legends, found.hasRange ? "shaded: 95 % interval" : ""])], curve(found));
 }
 
-// Several models: a matrix of all of them on top, in which a pair is picked.
+// Several models: a matrix of all of them at the top, to choose a pair.
 function models(pair, measure) {
   const found = DATA.models.find(({ name }) => name === measure.name);
   const open = (i, j) => {

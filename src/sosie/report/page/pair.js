@@ -1,4 +1,4 @@
-// One measure of one pair of models, with the questions the figures ask of it.
+// One measure of one pair of models, as the figures read it.
 
 function reading(pair, measure) {
   const a = DATA.sides[pair.a];
@@ -11,7 +11,7 @@ function reading(pair, measure) {
   const numbers = (i, j) => (j === null ? [] : measure.caveats.map((_, k) => k).filter((k) => concerns(k, i, j)));
   const notes = (i, j) => numbers(i, j).map((k) => measure.caveats[k].text);
   const calibrated = Boolean(state.calibrated && measure.calibrated);
-  const scale = calibrated ? measure.calibrated : measure; // how what is drawn is to be read
+  const scale = calibrated ? measure.calibrated : measure; // how to read the drawn numbers
   const ends = state.stretched ? scale.data : scale.full;
   return {
     pair, measure, a, b, at, numbers, notes, calibrated, scale, ends, hasRange: Boolean(measure.low && measure.high),

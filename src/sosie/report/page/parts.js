@@ -1,4 +1,4 @@
-// The pieces that every page is made of: cards, lists of facts, tabs, choices, and what curves are drawn with.
+// The parts of every page: cards, lists of facts, tabs, choices, and the parts of curves.
 
 const content = document.getElementById("content");
 
@@ -16,13 +16,13 @@ function factList(facts) {
   ]));
 }
 
-// How the numbers of a measure are to be read.
+// How to read the numbers of a measure.
 function readingFacts(measure) {
   const itself = measure.same === null ? "" : `; anything compared with itself has ${Number(measure.same.toPrecision(4))}`;
   return [["Range", measure.extent], ["Direction", measure.direction + itself]];
 }
 
-// A record, folded away where it is long.
+// A record, folded if it is long.
 function record(title, lines, open = true) {
   const rows = lines.map(([key, text]) =>
     element("tr", {}, [element("th", { scope: "row" }, named(key)), element("td", {}, named(text, "words"))]));
@@ -32,7 +32,7 @@ function record(title, lines, open = true) {
   ]);
 }
 
-// Arrow keys move between tabs, as the pattern for tabs asks.
+// Arrow keys move between tabs, as in the standard pattern.
 function tabs(names, current, select) {
   const choose = (k) => {
     const wanted = (k + names.length) % names.length;
@@ -80,7 +80,7 @@ function drawing(width, height, label, children, attributes = {}) {
   }, children);
 }
 
-// A tip that follows the pointer over a drawing; nothing is shown where there is nothing to say.
+// A tip that follows the pointer over a drawing; hidden where there is nothing to show.
 function tipped(node, describe) {
   node.addEventListener("pointermove", (event) => {
     const children = describe(event);
@@ -108,7 +108,7 @@ function runs(items) {
   return found.filter((run) => run.length);
 }
 
-// A line that undefined points interrupt, with dots where they are wanted; a point between two of those always is one.
+// A line with gaps at undefined points, and dots if wanted; a point between two gaps is always a dot.
 function broken(points, { colour = null, dots = false } = {}) {
   return runs(points).flatMap((run) => [
     shape("path", { class: "stroke", stroke: colour, d: `M${run.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L")}` }),

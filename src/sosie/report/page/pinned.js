@@ -1,4 +1,4 @@
-// The pair of layers that was clicked, with its numbers as text that stays, can be copied and is printed.
+// The pair of layers that was clicked, with its numbers as text that can be copied and is printed.
 
 function pinned(found) {
   const host = element("div", { class: "pinned" });

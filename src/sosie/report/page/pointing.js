@@ -1,4 +1,4 @@
-// Pointing at a heat map, with a pointer or with arrow keys: a frame round the cell, and what is known about it.
+// Pointing at a heat map, with a pointer or with arrow keys: a frame around the cell, and a tip about it.
 
 function pointing(svg, grid, plan) {
   const [rows, columns] = [grid.rows.length, grid.columns.length];

@@ -18,12 +18,12 @@ function levelOf(value, [far, alike]) {
   return Math.round(clamp((value - far) / (alike - far), 0, 1) * (LEVELS - 1));
 }
 
-// The ramp's lightness only rises, so one threshold decides which ink reads better on it.
+// The lightness of the ramp only rises, so one threshold decides between dark and light ink.
 function inkOn(level) {
   return level > 0.42 * LEVELS ? "#10131c" : "#f6f7fb";
 }
 
-// The least and the largest of some numbers; where they are equal but for rounding, some room around them.
+// The smallest and the largest of some numbers; if they are equal up to rounding, with a margin.
 function endsOf(numbers) {
   const [low, high] = [Math.min(...numbers), Math.max(...numbers)];
   const size = Math.max(Math.abs(low), Math.abs(high));
@@ -65,7 +65,7 @@ function colourBar(grid, ends, size) {
   ]);
 }
 
-// In place of lines, where there is nothing to draw.
+// A text instead of lines if there is nothing to draw.
 function nothingDrawn({ left, width }, numbers) {
   if (numbers.some((value) => value !== null)) return null;
   return shape("text", { class: "label quiet", x: (left + width) / 2, y: 120, "text-anchor": "middle" }, "Every value is undefined.");

@@ -1,4 +1,4 @@
-// A table wider than its card says so: a shadow at the edge that hides something, and a line of text.
+// A table wider than its card has a shadow at the edge that hides something, and a line of text.
 
 function hinted(area) {
   const host = element("div", { class: "scroll-host" }, [

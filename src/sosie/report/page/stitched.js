@@ -1,6 +1,6 @@
-// Stitched networks: what they do, beside what an index says of the layers they are joined at.
+// Stitched networks: their performance, beside indices of the layers at which they are joined.
 
-const MOST_INDICES = 3; // lines that can still be told apart
+const MOST_INDICES = 3; // distinguishable lines
 
 function stitched(pair) {
   if (!pair.stitched || !pair.stitched.says.length) return null;
@@ -19,7 +19,7 @@ function stitched(pair) {
 function question(does) {
   const several = does.measure.value.some((value, k) =>
     value !== null && does.measure.partner[Math.floor(k / does.b.sites.length)] !== k % does.b.sites.length);
-  return "Every stitched pair of layers. An index that told how the stitched network does would put its dots on one rising line." +
+  return "Every stitched pair of layers. If an index predicts the value of the stitched network, its dots lie on one rising line." +
     (several ? " Large dots: the same depth." : "");
 }
 
@@ -27,7 +27,7 @@ function lineClass(k) {
   return k ? `line-index-${k}` : "line-depth";
 }
 
-// From 0 to 1 at least, and to whatever is drawn beyond.
+// At least from 0 to 1, wider if values lie beyond.
 function unitEnds(numbers) {
   const known = numbers.filter((value) => value !== null);
   return [Math.min(0, ...known), Math.max(1, ...known)];

@@ -1,4 +1,4 @@
-// The same in numbers: a row for each layer of A, sortable by any column.
+// The numbers: a row for each layer of A, sortable by any column.
 
 function table(found) {
   const { measure, a, b } = found;

@@ -1,4 +1,4 @@
-"""Whose images are whose: a pool of images, and which of them each client trains and is tested on."""
+"""The images of each client: a pool of images, and which of them each client trains and is tested on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Parts(NamedTuple):
-    """Numbers of images, training images first: `Clients(images, labels, *parts)` with the test images behind them."""
+    """Numbers of images, for `Clients(images, labels, *parts)` with training images first, then test images."""
 
     train: Tensor  # (clients, n)
     test: Tensor  # (clients, t)
@@ -20,7 +20,7 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Clients:
-    """A pool of images with labels, and the numbers of those that each client has; all have equally many."""
+    """A pool of images with labels, and the numbers of the images of each client; all have equally many."""
 
     images: Tensor  # (N, channels, height, width), uint8 or floating point
     labels: Tensor  # (N,)
@@ -32,12 +32,12 @@ class Clients:
         for name in ("train", "test"):
             table = getattr(self, name)
             if not isinstance(table, Tensor):  # one tensor per client
-                if len(sizes := {len(own) for own in table}) != 1:
+                if len(sizes := {len(numbers) for numbers in table}) != 1:
                     raise ValueError(
-                        f"{name}: clients have {sorted(sizes)} images; they are trained together and need equally "
-                        "many: drop some images"
+                        f"{name}: clients have {sorted(sizes)} images, but they train together and need equally many: "
+                        "drop some images"
                     )
-                table = torch.stack([torch.as_tensor(own) for own in table])
+                table = torch.stack([torch.as_tensor(numbers) for numbers in table])
                 object.__setattr__(self, name, table)
             if table.ndim != 2 or not table.numel() or table.is_floating_point():
                 got = f"{table.dtype} {tuple(table.shape)}"
@@ -58,16 +58,16 @@ class Clients:
         both = torch.isin(self.test.flatten(), self.train.flatten())
         if bool(both.any()):
             number = int(self.test.flatten()[both][0])
-            raise ValueError(f"image {number} is used for training and for testing: no client may be tested on it")
+            raise ValueError(f"image {number} is used for training and for testing: separate the two")
 
     def __len__(self) -> int:
         return len(self.train)
 
     def __repr__(self) -> str:
-        return f"<Clients: {len(self)} with {self._each}, {len(self.tasks.unique())} tasks>"
+        return f"<Clients: {len(self)} with {self._counts}, {len(self.tasks.unique())} tasks>"
 
     @property
-    def _each(self) -> str:
+    def _counts(self) -> str:
         return f"{self.train.shape[1]} images to train on and {self.test.shape[1]} to test on each"
 
     @property
@@ -81,12 +81,12 @@ class Clients:
         return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
     def joined(self, other: Clients) -> Clients:
-        """Both, ours first; the other's classes and tasks are numbered after ours."""
-        kinds = [f"{c.images.dtype} {tuple(c.images.shape[1:])}, {c._each}" for c in (self, other)]
+        """Both sets of clients, these first; the other's classes and tasks are numbered after these."""
+        kinds = [f"{c.images.dtype} {tuple(c.images.shape[1:])}, {c._counts}" for c in (self, other)]
         if kinds[0] != kinds[1]:
             raise ValueError(
-                f"need images alike and equally many for each client, got {kinds[0]}; and {kinds[1]} (`per_class` of a "
-                "split decides how many)"
+                f"need images of one kind and equally many per client, got {kinds[0]}; and {kinds[1]} (`per_class` "
+                "of a split decides how many)"
             )
         return Clients(
             torch.cat([self.images, other.images]),
@@ -109,8 +109,8 @@ def split_classes(
 ) -> Parts:
     """Give each client images of `classes` classes, equally many of each; no image goes to two clients.
 
-    Each class goes to as many clients as any other, or to one more. A client has `per_class` training and
-    `test_per_class` test images of each class (None: as many as there are for all).
+    The numbers of clients of two classes differ by at most one. A client has `per_class` training and `test_per_class`
+    test images of each class (None: as many as there are for all).
     """
     known = labels.unique()
     if not 1 <= classes <= len(known):
@@ -120,9 +120,9 @@ def split_classes(
     dealt = []
     for _ in range(clients):
         # Those dealt least often so far, in random order.
-        own = (used + torch.rand(len(known), generator=generator, dtype=torch.float64)).argsort()[:classes]
-        used[own] += 1
-        dealt.append(known.cpu()[own].sort().values)
+        chosen = (used + torch.rand(len(known), generator=generator, dtype=torch.float64)).argsort()[:classes]
+        used[chosen] += 1
+        dealt.append(known.cpu()[chosen].sort().values)
     return _dealt(labels, test_labels, dealt, per_class, test_per_class, generator)
 
 
@@ -136,14 +136,14 @@ def split_tasks(
     per_class: int | None = None,
     test_per_class: int | None = None,
 ) -> Parts:
-    """Cut the classes, in their order, into tasks; `sharing` clients divide the images of each task, class by class.
+    """Divide the classes, in their order, into tasks; `sharing` clients divide the images of each task, by class.
 
     Further arguments as of `split_classes`.
     """
     known = labels.unique().cpu()
     if tasks < 1 or len(known) % tasks:
         raise ValueError(f"{len(known)} classes cannot be cut into {tasks} tasks of equally many")
-    dealt = [own for own in known.chunk(tasks) for _ in range(sharing)]
+    dealt = [classes for classes in known.chunk(tasks) for _ in range(sharing)]
     return _dealt(labels, test_labels, dealt, per_class, test_per_class, torch.Generator().manual_seed(seed))
 
 
@@ -157,29 +157,29 @@ def _dealt(
 ) -> Parts:
     train = _divided(labels.cpu(), dealt, per_class, generator, "training")
     test = _divided(test_labels.cpu(), dealt, test_per_class, generator, "test")
-    sets = [tuple(own.tolist()) for own in dealt]
-    numbers = {own: k for k, own in enumerate(dict.fromkeys(sets))}
-    return Parts(train, test + len(labels), torch.tensor([numbers[own] for own in sets]))
+    sets = [tuple(classes.tolist()) for classes in dealt]
+    numbers = {classes: k for k, classes in enumerate(dict.fromkeys(sets))}
+    return Parts(train, test + len(labels), torch.tensor([numbers[classes] for classes in sets]))
 
 
 def _divided(
     labels: Tensor, dealt: Sequence[Tensor], per_class: int | None, generator: torch.Generator, what: str
 ) -> Tensor:
-    """Numbers of each client's images, (clients, classes × images of each)."""
+    """The numbers of each client's images, (clients, classes × images of each)."""
     clients_of = torch.cat(list(dealt)).bincount(minlength=int(labels.max()) + 1)
-    there = labels.bincount(minlength=len(clients_of))
+    available = labels.bincount(minlength=len(clients_of))
     wanted = clients_of > 0
-    goes_round = int((there[wanted] // clients_of[wanted]).min())
-    count = goes_round if per_class is None else per_class
-    if not 1 <= count <= goes_round:
-        scarce = int((there / clients_of).where(wanted, torch.inf).argmin())
+    largest = int((available[wanted] // clients_of[wanted]).min())
+    count = largest if per_class is None else per_class
+    if not 1 <= count <= largest:
+        scarce = int((available / clients_of).where(wanted, torch.inf).argmin())
         raise ValueError(
-            f"class {scarce} has {int(there[scarce])} {what} images for {int(clients_of[scarce])} clients: "
-            f"{goes_round} for each, but {max(count, 1)} are wanted; take fewer clients, or fewer classes for each"
+            f"class {scarce} has {int(available[scarce])} {what} images for {int(clients_of[scarce])} clients: "
+            f"{largest} for each, but {max(count, 1)} are needed; take fewer clients, or fewer classes for each"
         )
     piles = {
-        int(c): (labels == c).nonzero().flatten()[torch.randperm(int(there[c]), generator=generator)].split(count)
+        int(c): (labels == c).nonzero().flatten()[torch.randperm(int(available[c]), generator=generator)].split(count)
         for c in wanted.nonzero().flatten()
     }
     left = {c: iter(pile) for c, pile in piles.items()}
-    return torch.stack([torch.cat([next(left[int(c)]) for c in own]) for own in dealt])
+    return torch.stack([torch.cat([next(left[int(c)]) for c in classes]) for classes in dealt])

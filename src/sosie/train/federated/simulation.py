@@ -1,4 +1,4 @@
-"""Clients that learn together through a server that sees no image, in one process."""
+"""Simulated federated learning: clients learn together through a server that sees no image, in one process."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from ..many_networks import Stack, State, build, network, orders, seeded, state_
 from ..recipe import Prepare, Recipe, floats
 from .clients import Clients
 
-# Ways of learning together, each a declaration: what is shared, what is a client's own, who trains what
+# Methods, each a declaration: what is shared, what each client keeps, and who trains what
 
-# head: the last layer; body: all but that; coefficients: of layers of atoms; own: all but those.
+# head: the last layer; body: all but the head; coefficients: of layers of atoms; own: all but the coefficients.
 Part = Literal["all", "none", "head", "body", "coefficients", "own"]
 
 
@@ -37,8 +37,8 @@ class Phase:
 
     trains: Part
     pull: float = 0.0  # w of w/2 ‖θ − θ_server‖², added to the loss
-    kept: bool = False  # train the copy that the client keeps, where it has one beside the copy that it sends
-    epochs: Callable[[int], int] = field(default=lambda epochs: epochs)  # of those of a round, how many
+    kept: bool = False  # train the copy that the client keeps, if it has one beside the copy that it sends
+    epochs: Callable[[int], int] = field(default=lambda epochs: epochs)  # how many of a round's epochs
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Method:
     """What the server averages, what each client keeps, and how a client trains; `last`: before it is tested.
 
     `last_epochs`: the length of that last training, None: that of a round. `same_atoms=False`: every client starts from
-    atoms of its own, as a control.
+    its own atoms, as a control.
     """
 
     name: str
@@ -58,63 +58,47 @@ class Method:
     same_atoms: bool = True
 
 
-def fedavg() -> Method:
-    """One model for all, averaged (McMahan et al. 2017); tested after a last local training."""
-    return Method("fedavg", "all", "none", (Phase("all"),), Phase("all"))
-
-
-def fedprox(mu: float = 0.01) -> Method:
-    """As fedavg, each client pulled towards the server's model by μ/2 ‖θ − θ_server‖² (Li et al. 2020)."""
-    return Method("fedprox", "all", "none", (Phase("all", pull=mu),), Phase("all"))
-
-
-def fedper() -> Method:
-    """The last layer is the client's own (Arivazhagan et al. 2019)."""
-    return Method("fedper", "body", "head", (Phase("all"),), Phase("head"))
-
-
-def fedrep(body_epochs: int = 1) -> Method:
-    """As fedper, but first the head is trained, then the body, in the last `body_epochs` (Collins et al. 2021)."""
-    first = Phase("head", epochs=lambda epochs: epochs - body_epochs)
-    return Method("fedrep", "body", "head", (first, Phase("body", epochs=lambda _: body_epochs)), Phase("head"))
-
-
-def ditto(lam: float = 0.1) -> Method:
-    """fedavg, and beside it a client's own model, pulled to the server's by λ/2 ‖θ − θ_server‖² (Li et al. 2021)."""
-    near = Phase("all", pull=lam, kept=True)
-    return Method("ditto", "all", "all", (Phase("all"), near), near)
-
-
-def local() -> Method:
-    """Nothing is shared but the start."""
-    return Method("local", "none", "all", (Phase("all"),), Phase("all"))
-
-
-def atoms() -> Method:
-    """Coefficients are averaged; atoms, biases and the head are the client's own ("evolving" coefficients)."""
-    return Method("atoms", "coefficients", "own", (Phase("all"),), Phase("own"))
-
-
-COMMON = ("last", "last_epochs", "same_atoms")  # options of every method
 METHODS: dict[str, Callable[..., Method]] = {
-    made.__name__: made for made in (fedavg, fedprox, fedper, fedrep, ditto, local, atoms)
+    # One model for all, averaged; tested after a last local training (McMahan et al. 2017).
+    "fedavg": lambda: Method("fedavg", "all", "none", (Phase("all"),), Phase("all")),
+    # As fedavg, with each client pulled to the server's model by μ/2 ‖θ − θ_server‖² (Li et al. 2020).
+    "fedprox": lambda mu=0.01: Method("fedprox", "all", "none", (Phase("all", pull=mu),), Phase("all")),
+    # Each client has its own last layer (Arivazhagan et al. 2019).
+    "fedper": lambda: Method("fedper", "body", "head", (Phase("all"),), Phase("head")),
+    # As fedper, but the head trains first, then the body, in the last `body_epochs` (Collins et al. 2021).
+    "fedrep": lambda body_epochs=1: Method(
+        "fedrep",
+        "body",
+        "head",
+        (Phase("head", epochs=lambda epochs: epochs - body_epochs), Phase("body", epochs=lambda _: body_epochs)),
+        Phase("head"),
+    ),
+    # fedavg, and for each client a second model, pulled to the server's by λ/2 ‖θ − θ_server‖² (Li et al. 2021).
+    "ditto": lambda lam=0.1: Method(
+        "ditto", "all", "all", (Phase("all"), Phase("all", pull=lam, kept=True)), Phase("all", pull=lam, kept=True)
+    ),
+    # Only the start is shared.
+    "local": lambda: Method("local", "none", "all", (Phase("all"),), Phase("all")),
+    # Coefficients are averaged; each client has its own atoms, biases and head ("evolving" coefficients).
+    "atoms": lambda: Method("atoms", "coefficients", "own", (Phase("all"),), Phase("own")),
 }
+COMMON = ("last", "last_epochs", "same_atoms")  # options of every method
 
 
-def open_method(given: str | Method) -> Method:
-    """From "fedavg" or "fedprox(mu=0.1)"; with `last`, `last_epochs` and `same_atoms`, which every method has."""
-    if isinstance(given, Method):
-        return given
-    name, options = parse_call(given)
+def open_method(spec: str | Method) -> Method:
+    """Open "fedavg" or "fedprox(mu=0.1)"; every method has the options `last`, `last_epochs` and `same_atoms`."""
+    if isinstance(spec, Method):
+        return spec
+    name, options = parse_call(spec)
     one_of(name, "method", METHODS)
-    ending = {key: options.pop(key) for key in COMMON if key in options}
+    common = {key: options.pop(key) for key in COMMON if key in options}
     known = inspect.signature(METHODS[name]).parameters
     if wrong := [option for option in options if option not in known]:
         raise ValueError(f"{name} has no option {wrong[0]!r}; it has {', '.join([*known, *COMMON])}")
     method = METHODS[name](**options)
-    if ending.get("last") is not None:
-        ending["last"] = replace(method.last, trains=ending["last"])
-    return replace(method, **ending)
+    if common.get("last") is not None:
+        common["last"] = replace(method.last, trains=common["last"])
+    return replace(method, **common)
 
 
 def head_of(model: nn.Module, head: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -160,7 +144,7 @@ class Federated:
     shared: State = field(repr=False)  # the server's part
     accuracy: Tensor = field(repr=False)  # (clients,) on their own test images, at the end
     before: Tensor = field(repr=False)  # (clients,) before the last local training
-    global_accuracy: Tensor | None = field(repr=False)  # of the server's model alone, where it has a whole one
+    global_accuracy: Tensor | None = field(repr=False)  # of the server's model alone, if it has a whole one
     history: list[dict[str, Any]] = field(repr=False)  # one entry per round: who took part, who was dropped and why
     head: tuple[str, ...]  # modules
     template: nn.Module = field(repr=False)  # the model they all started from
@@ -173,7 +157,7 @@ class Federated:
         return network(self.template, self.state, client)
 
     def atoms(self, *, require_shared: bool = True) -> AtomTable:
-        """The atoms of all clients, for similarities of all pairs; refused where their coefficients differ."""
+        """The atoms of all clients, to compare all pairs; raises if their coefficients differ."""
         layers = atom_layers(self.template)
         if not layers:
             raise ValueError("the clients' models have no layer of atoms")
@@ -181,10 +165,10 @@ class Federated:
             coefficients = self.state[parameter_name(layer, "coefficients")]
             if coefficients.stride(0) and not bool((coefficients == coefficients[:1]).all()):
                 raise ValueError(
-                    f"{layer}: the clients' coefficients differ, and a cosine of their atoms would say nothing; end "
-                    "with simulate(…, \"fedavg(last='own')\"), freeze the coefficients, or ask for require_shared=False"
+                    f"{layer}: the clients' coefficients differ, so a cosine of their atoms has no meaning; end with "
+                    "simulate(…, \"fedavg(last='own')\"), freeze the coefficients, or set require_shared=False"
                 )
-        # Early in training cosines are 1 up to the last digits of float32.
+        # In float64: early in training cosines are 1 up to the last digits of float32.
         stacked = {layer: self.state[parameter_name(layer, "atoms")].cpu() for layer in layers}
         return AtomTable.stacked(stacked, dtype=torch.float64)
 
@@ -192,7 +176,7 @@ class Federated:
         """Write a safetensors file, which `Federated.load` reads."""
         tensors = {f"shared/{name}": t for name, t in self.shared.items()}
         for name, t in self.state.items():
-            # What all clients have in common is written once.
+            # What all clients share is written once.
             tensors[f"{'state' if t.stride(0) else 'common'}/{name}"] = t if t.stride(0) else t[0]
         tensors |= {name: t for name in _VALUES if (t := getattr(self, name)) is not None}
         about = {"method": self.method, "history": self.history, "head": self.head}
@@ -215,8 +199,8 @@ class Federated:
         state |= {name: t.expand(count, *t.shape) for name, t in _under("common", tensors).items()}
         for name, t in state_of(template).items():
             if name not in state or state[name].shape[1:] != t.shape:
-                there = tuple(state[name].shape[1:]) if name in state else "not there"
-                raise ValueError(f"{path} is of another model: {name} is {there}, make() has {tuple(t.shape)}")
+                shape = tuple(state[name].shape[1:]) if name in state else "missing"
+                raise ValueError(f"{path} is of another model: {name} is {shape}, make() has {tuple(t.shape)}")
         values: dict[str, Any] = {name: tensors.get(name) for name in _VALUES}
         shared = _under("shared", tensors)
         return Federated(method, state, shared, **values, history=history, head=head, template=template)
@@ -230,7 +214,7 @@ def parameter_name(layer: str, name: str) -> str:
     return f"{layer}.{name}" if layer else name
 
 
-# What arrives at the server, and what it makes of it
+# Uploads, and what the server makes of them
 
 Receive = Callable[[int, int, State], Mapping[str, Tensor]]  # (round, client, upload) → the upload as it arrives
 
@@ -238,20 +222,20 @@ Receive = Callable[[int, int, State], Mapping[str, Tensor]]  # (round, client, u
 def receive_uploads(
     turn: int, who: Sequence[int], sent: State, kept: State, receive: Receive | None
 ) -> tuple[State, list[int], dict[int, str]]:
-    """The usable uploads, the places of their clients in `who`, and why others are dropped.
+    """The valid uploads, the places of their clients in `who`, and why others are dropped.
 
-    A client whose own part (in `kept`) is not finite has diverged, and is dropped too.
+    A client that diverged, so that a part it keeps (in `kept`) is not finite, is dropped too.
     """
     misfits: dict[int, str] = {}
     if receive is not None:
         uploads = []
         for k, client in enumerate(who):
-            own = {name: stacked[k] for name, stacked in sent.items()}
-            upload = receive(turn, client, {name: t.clone() for name, t in own.items()})
-            if (wrong := _misfit(upload, own)) is not None:
-                misfits[client], upload = wrong, own
-            # As the server will have it: a large number of double precision is infinite there.
-            uploads.append({name: upload[name].detach().to(t) for name, t in own.items()})
+            expected = {name: stacked[k] for name, stacked in sent.items()}
+            upload = receive(turn, client, {name: t.clone() for name, t in expected.items()})
+            if (wrong := _misfit(upload, expected)) is not None:
+                misfits[client], upload = wrong, expected
+            # In the server's type, in which a large number of double precision is infinite.
+            uploads.append({name: upload[name].detach().to(t) for name, t in expected.items()})
         sent = {name: torch.stack([upload[name] for upload in uploads]) for name in sent}
     dropped = {**_not_finite(who, kept), **_not_finite(who, sent), **misfits}
     good = [k for k, client in enumerate(who) if client not in dropped]
@@ -262,7 +246,7 @@ def receive_uploads(
 
 def mean(stacked: Tensor) -> Tensor:
     """The mean over clients; whole numbers (counts of batches) are rounded."""
-    exact = stacked.mean(0, dtype=torch.float64)  # in float32, the mean of equal numbers need not be that number
+    exact = stacked.mean(0, dtype=torch.float64)  # the float32 mean of equal numbers need not be that number
     return (exact if stacked.is_floating_point() else exact.round()).to(stacked.dtype)
 
 
@@ -270,8 +254,8 @@ def _not_finite(who: Sequence[int], state: State) -> dict[int, str]:
     """The first name with NaN or infinite values, for each client that has one."""
     if not state:
         return {}
-    rows = [each.reshape(len(who), -1) for each in state.values()]  # a batch norm's count is one number per client
-    finite = torch.stack([torch.isfinite(each).all(1) for each in rows])  # (names, clients)
+    rows = [stacked.reshape(len(who), -1) for stacked in state.values()]  # a batch norm's count is one per client
+    finite = torch.stack([torch.isfinite(row).all(1) for row in rows])  # (names, clients)
     return {
         client: f"{list(state)[good.index(False)]} has values that are NaN or infinite"
         for client, good in zip(who, finite.T.tolist(), strict=True)
@@ -279,19 +263,19 @@ def _not_finite(who: Sequence[int], state: State) -> dict[int, str]:
     }
 
 
-def _misfit(upload: Any, own: State) -> str | None:
-    """What is wrong with the names, shapes and kinds of the tensors of an upload, if anything."""
+def _misfit(upload: Any, expected: State) -> str | None:
+    """The fault in the names, shapes and types of an upload, or None."""
     if not isinstance(upload, Mapping):
         return f"the upload is a {type(upload).__name__}, not tensors by name"
-    if missing := [name for name in own if name not in upload]:
+    if missing := [name for name in expected if name not in upload]:
         return f"{missing[0]} is missing"
-    if more := [name for name in upload if name not in own]:
+    if more := [name for name in upload if name not in expected]:
         return f"the server does not share {more[0]}"
     for name, tensor in upload.items():
         if not isinstance(tensor, Tensor):
             return f"{name} is a {type(tensor).__name__}, not a tensor"
-        if tensor.shape != own[name].shape:
-            return f"{name} is {tuple(tensor.shape)}, the server has {tuple(own[name].shape)}"
+        if tensor.shape != expected[name].shape:
+            return f"{name} is {tuple(tensor.shape)}, the server has {tuple(expected[name].shape)}"
         if tensor.is_meta or tensor.is_complex() or tensor.layout != torch.strided:
             return f"{name} ({tensor.dtype}, {tensor.layout}, {tensor.device}) cannot be averaged"
     return None
@@ -320,23 +304,24 @@ def simulate(
 ) -> Federated:
     """Simulate federated learning on the images' device; returns every client's model and its accuracy at the end.
 
-    All start from `make()` under the global seed `seed`; parameters that do not require gradients there are never
-    trained. In each round a `share` of the clients, the same for every method, train by `recipe` on their own images
-    with a new optimiser, and the server takes the mean of what they share (weighted by images too, since all clients
-    have equally many). `method`: a key of `METHODS`, with options as in "fedprox(mu=0.1)". `head`: names of the modules
-    that are the head (None: the last linear layer).
+    All start from `make()` under the global seed `seed`; parameters that do not require gradients there never train. In
+    each round a `share` of the clients, the same for every method, train by `recipe` on their own images with a new
+    optimiser, and the server takes the mean of what they share (also weighted by images, since all clients have equally
+    many). `method`: a key of `METHODS`, with options as in "fedprox(mu=0.1)". `head`: names of the modules of the head
+    (None: the last linear layer).
 
-    At the end every client trains once more, without sending anything: the whole model for fedavg and fedprox (the
-    paper's "with local finetuning"), what is its own for the others. Every method has options for it: `last_epochs`
-    (None: as in a round), and `last`, another part to train then ("atoms(last='own')": all but the coefficients, after
-    which atoms can be compared). "local(same_atoms=False)": every client starts from atoms of its own, as a control.
+    At the end every client trains once more without sending anything: the whole model for fedavg and fedprox (the
+    paper's "with local finetuning"), the parts that it keeps for the others. Options of every method change this:
+    `last_epochs` (None: as in a round), and `last`, another part to train ("atoms(last='own')": all but the
+    coefficients, after which atoms can be compared). "local(same_atoms=False)": every client starts from its own atoms,
+    as a control.
 
     `measure_every`: rounds between two entries of the mean accuracy in the history (0: never). `at_once`: clients
-    trained in one call (None: all, on a CPU 20). An upload goes through `receive(round, client, upload)`; one with NaN
-    or a wrong shape is dropped and named in the history, as if that client had not taken part. `after_round(round,
+    trained in one call (None: all, on a CPU 20). Each upload passes through `receive(round, client, upload)`; one with
+    NaN or a wrong shape is dropped and named in the history, as if that client had not taken part. `after_round(round,
     state)` is called with every client's model, (clients, …), also before the first round, with round -1.
     """
-    way = open_method(method)
+    method = open_method(method)
     recipe.refuse("simulate", "clip", "average", "attack", "augment", "compiled")
     device = clients.images.device
     clients = clients.to(device)
@@ -345,12 +330,12 @@ def simulate(
     whole_number(rounds, "rounds", least=0)
     _check(model, clients, recipe, share)
     size = at_once or (AT_ONCE_ON_CPU if device.type == "cpu" else len(clients))
-    server = Server(way, model, modules, clients, recipe, size, seed)
+    server = Server(method, model, modules, clients, recipe, size, seed)
     history: list[dict[str, Any]] = []
     count = round(share * len(clients))
     if after_round is not None:
         after_round(-1, server.state())
-    with Progress(f"{way.name}: {count} of {len(clients)} clients a round", rounds + 1, "rounds") as bar:
+    with Progress(f"{method.name}: {count} of {len(clients)} clients a round", rounds + 1, "rounds") as bar:
         for turn in range(rounds):
             draws = torch.Generator().manual_seed(int(derived(derived(seed, turn), -1)))  # the same for every method
             who = torch.randperm(len(clients), generator=draws)[:count].sort().values
@@ -361,12 +346,12 @@ def simulate(
                 after_round(turn, server.state())
             bar.advance()
         before = server.accuracy(server.personal, server.shared)
-        alone = server.accuracy({}, server.shared) if way.shared == "all" else None
+        alone = server.accuracy({}, server.shared) if method.shared == "all" else None
         state, entry = server.finish(rounds)
         accuracy = server.accuracy(state, {})
         bar.advance()
     return Federated(
-        method=way.name,
+        method=method.name,
         state=state,
         shared=server.shared,
         accuracy=accuracy,
@@ -379,7 +364,7 @@ def simulate(
 
 
 class Server:
-    """The shared part of the model, and (it is a simulation) what every client keeps and how it trains."""
+    """The shared part of the model, and (in a simulation) what every client keeps and how it trains."""
 
     def __init__(
         self,
@@ -398,8 +383,8 @@ class Server:
         self.trainable = {name for name, p in model.named_parameters() if p.requires_grad}
         start = state_of(model)
         self.shared = {name: t.clone() for name, t in start.items() if name in self.parts[method.shared]}
-        own = {name: t for name, t in start.items() if name in self.parts[method.personal]}
-        self.personal = {name: t.expand(len(clients), *t.shape).clone() for name, t in own.items()}  # (clients, …)
+        kept = {name: t for name, t in start.items() if name in self.parts[method.personal]}
+        self.personal = {name: t.expand(len(clients), *t.shape).clone() for name, t in kept.items()}  # (clients, …)
         if not method.same_atoms:
             self.personal |= _own_atoms(model, self.personal, seed)
 
@@ -407,7 +392,7 @@ class Server:
         """Let clients `who` train and send, and average what they sent; returns the entry for the history."""
         kept = {name: stacked[who] for name, stacked in self.personal.items()}
         visiting = {name: stacked for name, stacked in kept.items() if name not in self.shared}
-        twice = len(visiting) < len(kept)  # a client has a model of its own beside the one that it sends
+        twice = len(visiting) < len(kept)  # a client has a second model beside the one that it sends
         for number, phase in enumerate(self.method.phases):
             if phase.kept and twice:
                 kept = self.train(phase, who, kept, (turn, number))
@@ -424,7 +409,7 @@ class Server:
         return entry if good else {**entry, "note": "every client was dropped: the server keeps what it had"}
 
     def finish(self, turn: int) -> tuple[State, dict[str, Any]]:
-        """Every client's model after a last training of its own, and the entry for the history."""
+        """Every client's model after a last local training, and the entry for the history."""
         who = torch.arange(len(self.clients), device=self.clients.train.device)
         trained = self.train(self.method.last, who, self.personal, (turn, 0), self.method.last_epochs)
         dropped = _not_finite(who.tolist(), trained)
@@ -442,29 +427,29 @@ class Server:
         return {**{name: t.expand(count, *t.shape) for name, t in self.shared.items()}, **self.personal}
 
     def train(self, phase: Phase, who: Tensor, own: State, when: tuple[int, int], epochs: int | None = None) -> State:
-        """The state of clients `who` after a phase: all of `own` and what was trained, (clients, …).
+        """Train clients `who` for a phase; returns all of `own` and what was trained, (clients, …).
 
-        They start from `own` (clients, …) and, where that has nothing, from the shared part, towards which they may be
-        pulled. `when`: the numbers of the round and of the phase, from which the order of the images comes.
+        They start from `own` (clients, …) and for the rest from the shared part, to which they may be pulled. `when`:
+        the numbers of the round and of the phase, which decide the order of the images.
         """
         of_round = self.recipe.epochs if epochs is None else epochs
-        wanted = phase.epochs(of_round)
-        if wanted < 0:
-            raise ValueError(f"{self.method.name} leaves {wanted} of {of_round} epochs to train the {phase.trains}")
-        if not wanted:
+        count = phase.epochs(of_round)
+        if count < 0:
+            raise ValueError(f"{self.method.name} leaves {count} of {of_round} epochs to train the {phase.trains}")
+        if not count:
             return own
-        recipe, trains = replace(self.recipe, epochs=wanted), self.parts[phase.trains] & self.trainable
+        recipe, trains = replace(self.recipe, epochs=count), self.parts[phase.trains] & self.trainable
         pull = (phase.pull, self.shared) if phase.pull else None
         parts = []
-        for some, members in self._groups(who, own):
-            stack = Stack(self.template, members, self.shared, count=len(some), trains=trains, mixed=recipe.mixed)
+        for group, members in self._groups(who, own):
+            stack = Stack(self.template, members, self.shared, count=len(group), trains=trains, mixed=recipe.mixed)
             if stack.trained:
-                images = self.clients.train[some]
-                seeds = [order_seed(self.seed, *when, client) for client in some.tolist()]
+                images = self.clients.train[group]
+                seeds = [order_seed(self.seed, *when, client) for client in group.tolist()]
                 stepper = recipe.make_optimiser(stack.trained.values(), fused=True)
                 plan = recipe.make_schedule(stepper, recipe.steps(images.shape[1]))
                 with seeded(seeds[0], images.device):  # dropout draws from torch's own generators
-                    for index in orders(seeds, images.shape[1], wanted, recipe.batch, images.device):
+                    for index in orders(seeds, images.shape[1], count, recipe.batch, images.device):
                         numbers = images.gather(1, index)
                         stack.learn(self._inputs(numbers), self.clients.labels[numbers], stepper, pull)
                         plan.step()
@@ -483,7 +468,7 @@ class Server:
         return torch.cat(right).float() / self.clients.test.shape[1]
 
     def _groups(self, who: Tensor, own: State) -> Iterator[tuple[Tensor, State]]:
-        """Groups of `at_once` clients, with what is their own."""
+        """Groups of `at_once` clients, with the parts that they keep."""
         for start in range(0, len(who), self.at_once):
             group = slice(start, start + self.at_once)
             yield who[group], {name: stacked[group] for name, stacked in own.items()}
@@ -494,24 +479,24 @@ class Server:
 
 
 def order_seed(seed: int, turn: int, phase: int, client: int) -> int:
-    """The seed from which the order of a client's images comes, as `fit` takes it."""
+    """The seed of the order of a client's images, as `fit` takes it."""
     return int(derived(derived(derived(seed, turn), phase), client))
 
 
 def _own_atoms(model: nn.Module, personal: State, seed: int) -> State:
-    """Random atoms for each client, as large as those of the model."""
+    """Random atoms for each client, of the size of the model's."""
     generator = torch.Generator().manual_seed(seed)
-    found = {}
+    result = {}
     for layer in atom_layers(model):
         name = parameter_name(layer, "atoms")
         if name not in personal:
             raise ValueError(f"same_atoms=False: {name} is shared by all clients under this method")
         first = personal[name]
         size = float(first.square().mean().sqrt())
-        found[name] = (size * torch.randn(first.shape, generator=generator)).to(first)
-    if not found:
+        result[name] = (size * torch.randn(first.shape, generator=generator)).to(first)
+    if not result:
         raise ValueError("same_atoms=False: the model has no layer of atoms")
-    return found
+    return result
 
 
 @torch.no_grad()
@@ -519,7 +504,7 @@ def _check(model: nn.Module, clients: Clients, recipe: Recipe, share: float) -> 
     if not 0 < share <= 1 or round(share * len(clients)) < 1:
         least = math.ceil(1000 / len(clients)) / 1000
         raise ValueError(
-            f"share={share} of {len(clients)} clients is {share * len(clients):g} of them: nobody would take part; "
+            f"share={share} of {len(clients)} clients is {share * len(clients):g} of them, so nobody would take part: "
             f"a share is at most 1 and here at least {least:g}"
         )
     answer = model(floats(clients.images[:1], recipe.prepare))
@@ -534,7 +519,7 @@ def _check(model: nn.Module, clients: Clients, recipe: Recipe, share: float) -> 
         )
 
 
-# Clients that ask others: a few members' bodies, with a last layer fitted to the client's own images
+# Ensembles: the bodies of a few other clients, with a last layer fitted to the client's own images
 
 HEAD_RECIPE = Recipe(epochs=100, batch=50, rate=0.01, optimiser="sgd", schedule="constant")
 
@@ -549,16 +534,15 @@ def ensemble_accuracy(
     prepare: Prepare | None = None,
     at_once: int = 2000,
 ) -> tuple[Tensor, Tensor]:
-    """The accuracy of each client's own model, and of it with the models of others: two tensors (clients,).
+    """The accuracy of each client's model alone, and with the models of others: two tensors (clients,).
 
-    `members` (clients, k) are the numbers of the clients whose models each one uses.
-    A member's last linear layer is trained further, by `recipe`, on the client's own images; its body is left as it is
-    (features are computed once, `at_once` images in a pass); then the softmax answers of the client's model, which is
-    not changed, and of its k members are averaged. As a control, try members at random, or each client as its own
-    member.
+    `members` (clients, k) are the numbers of the clients whose models each one uses. A member's last linear layer is
+    trained further, by `recipe`, on the client's images; its body does not change (features are computed once,
+    `at_once` images in a pass). Then the softmax answers of the client's model, which does not change, and of its k
+    members are averaged. As a control, use random members, or each client as its own member.
     """
     if len(clients) != len(found):
-        raise ValueError(f"models of {len(found)} clients, images of {len(clients)}")
+        raise ValueError(f"got models of {len(found)} clients, but images of {len(clients)}")
     if members.ndim != 2 or len(members) != len(clients) or not members.shape[1] or members.is_floating_point():
         raise ValueError(
             f"members are numbers of clients, ({len(clients)}, k), got {members.dtype} {tuple(members.shape)}"
@@ -574,25 +558,25 @@ def ensemble_accuracy(
     teachers = members.flatten()
     n, t = clients.train.shape[1], clients.test.shape[1]
     images = torch.cat([clients.train, clients.test], dim=1)
-    entered: dict[int, Tensor] = {}  # the inputs of the head, for each pair's training and test images
-    answers = []  # of each client's own model to its test images
+    inputs: dict[int, Tensor] = {}  # of the head, for each pair's training and test images
+    answers = []  # of each client's model to its test images
     for teacher in range(len(clients)):
         pairs = (teachers == teacher).nonzero().flatten()
         numbers = torch.cat([clients.test[teacher], images[pupils[pairs]].flatten()])
         model = found.model(teacher)
-        seen = features(model, clients.images[numbers], head=found.head[0], prepare=prepare, batch=at_once)
+        entered = features(model, clients.images[numbers], head=found.head[0], prepare=prepare, batch=at_once)
         with torch.no_grad():
-            answers.append(model.get_submodule(found.head[0])(seen[:t]))
-        entered |= dict(zip(pairs.tolist(), seen[t:].unflatten(0, (len(pairs), n + t)), strict=True))
-    stacked = torch.stack([entered[pair] for pair in range(len(teachers))])
+            answers.append(model.get_submodule(found.head[0])(entered[:t]))
+        inputs |= dict(zip(pairs.tolist(), entered[t:].unflatten(0, (len(pairs), n + t)), strict=True))
+    stacked = torch.stack([inputs[pair] for pair in range(len(teachers))])
     weight = found.state[parameter_name(found.head[0], "weight")][teachers]
     bias = weight.new_zeros(weight.shape[:2])
     if head.bias is not None:
         bias = found.state[parameter_name(found.head[0], "bias")][teachers]
-    seeds = [order_seed(seed, 0, 0, pupil) for pupil in pupils.tolist()]  # a client's members see one order
+    seeds = [order_seed(seed, 0, 0, pupil) for pupil in pupils.tolist()]  # one order for all members of a client
     labels = clients.labels[clients.train[pupils]]
     heads = refit_head(stacked[:, :n], labels, weight.shape[1], recipe=recipe, start=Heads(weight, bias), seed=seeds)
-    own, theirs = torch.stack(answers), heads(stacked[:, n:]).softmax(2).unflatten(0, members.shape).sum(1)
+    own, others = torch.stack(answers), heads(stacked[:, n:]).softmax(2).unflatten(0, members.shape).sum(1)
     truth = clients.labels[clients.test]
-    both = (own.softmax(2) + theirs).argmax(2)
+    both = (own.softmax(2) + others).argmax(2)
     return (own.argmax(2) == truth).float().mean(1), (both == truth).float().mean(1)

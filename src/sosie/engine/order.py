@@ -1,0 +1,185 @@
+"""Whether rows come in an order that makes values from blocks of rows wrong.
+
+Rows of different blocks are never compared. If near-duplicates lie together (views of an input one after the other)
+or never share a block (classes that take turns), blocks see too many or too few of them, and every block is wrong
+alike: the blocks themselves cannot tell. A sample of rows over the whole data can. At a few sites of each network it is
+kept during the pass, and debiased CKA of these sites from the sample is compared with that from the blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..linalg import u_centred
+from ..measures import debiased_cka
+from ..results import Side
+from ..stats import DebiasedAlignment, Fold, Grams, RowSampler, Sample, on_device
+from .uncertainty import FEWEST_GROUPS, Error, as_array, block_deviation, by_jackknife, student
+
+ROWS = 512  # of the whole data, that are kept
+COLUMNS = 512  # of each of two projections of wider rows
+SITES = 3  # of each network, spread over its depth, the last one included
+FALSE_ALARMS = 1e-4  # how often shuffled rows may look ordered
+LEAST = 0.02  # difference, as a share of the value, that is worth a caveat
+
+
+class OrderTest:
+    """Keeps a seeded sample of rows at a few sites of one network, during the pass.
+
+    Wide rows are projected twice: inner products of two Gram matrices with independent errors have no bias. A sample
+    holds the first projections as the rows of A and the second ones as those of B; rows that are not projected have
+    none of the second.
+    """
+
+    def __init__(self, sampler: RowSampler, side: Side) -> None:
+        self.sites = [side.sites[k] for k in tested_sites(side)]
+        self._sampler, self._folds = sampler, [_projections(side.widths[k], sampler.seed) for k in tested_sites(side)]
+        self._chunk: dict[str, tuple[Tensor, Tensor]] = {}
+        self._places: dict[torch.device, tuple[int, int, Tensor]] = {}  # of the sampled rows in a chunk
+        self._parts: list[Sample] = []
+        self._complete = True
+
+    def keep(self, site: str, rows: Tensor, start: int) -> None:
+        """Keep the sampled rows of one site and chunk. Without any, nothing is launched on a GPU."""
+        drawn = self._sampler.draw(start, len(rows))
+        if not len(drawn):
+            return
+        places = self._places.get(rows.device)
+        if places is None or places[:2] != (start, len(rows)):
+            index = torch.from_numpy(drawn - start).to(rows.device, non_blocking=True)  # a GPU is not waited for
+            places = self._places[rows.device] = start, len(rows), index
+        some = rows[places[2]]
+        some = some if some.dtype == torch.float64 else some.float()
+        folds = self._folds[self.sites.index(site)]
+        self._chunk[site] = (folds[0](some), folds[1](some)) if folds else (some, some[:, :0])
+
+    def end_chunk(self, start: int, count: int, device: torch.device) -> None:
+        """Put together what was kept of one chunk."""
+        if self._chunk:
+            kept = on_device(tuple(self._chunk[site] for site in self.sites), device)
+            xs, ys = zip(*kept, strict=True)
+            self._parts.append(Sample(xs, ys, self._sampler.draw(start, count), count, ROWS, self._sampler.seed))
+            self._chunk = {}
+
+    def add(self, sample: Sample | None) -> None:
+        """Add the sample of other rows; None: there is none, and so no sample over the whole data."""
+        if sample is None:
+            self._complete = False
+        else:
+            self._parts.insert(0, sample)
+
+    def sample(self) -> Sample | None:
+        """The sample so far."""
+        if len(self._parts) > 1:
+            first, *rest = self._parts
+            self._parts = [on_device(first, rest[0].xs[0].device).merge(*rest)]
+        return self._parts[0] if self._parts and self._complete else None
+
+
+def tested_sites(side: Side) -> list[int]:
+    """Which sites of a network are looked at."""
+    count = len(side.sites)
+    return sorted({-(-(k + 1) * count // SITES) - 1 for k in range(SITES)})
+
+
+def _projections(width: int, seed: int) -> list[Fold]:
+    return [Fold(width, COLUMNS, 2 * seed + k) for k in (1, 2)] if width > 2 * COLUMNS else []
+
+
+# From the samples to what they say of the blocks
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Debiased CKA of two sites, from blocks of rows and from a sample over all rows."""
+
+    site_a: str
+    site_b: str
+    from_blocks: float
+    from_sample: float
+    error: float  # the standard error of the latter
+    rows: int
+    excess: float  # the difference over what may come by chance
+
+
+def largest_gap(
+    statistic: Grams, samples: tuple[Sample | None, Sample | None] | None, side_a: Side, side_b: Side
+) -> Gap | None:
+    """The pair of sites where blocks and sample differ most beyond chance; None: nowhere, or there are too few rows.
+
+    With 8 blocks or more. The difference has three sources if rows are shuffled: single rows that the sample lacks
+    (the larger error of both, since either may have missed rare rows), pairs of rows that blocks lack (as in
+    `block_error`), and projections.
+    """
+    if samples is None or None in samples or int(statistic.groups.sum()) < FEWEST_GROUPS or statistic.halves is None:
+        return None
+    sites_a, sites_b = tested_sites(side_a), tested_sites(side_b)
+    a, b = (_grams(sample) for sample in samples if sample is not None)
+    if samples[0] is None or samples[1] is None or not np.array_equal(samples[0].index, samples[1].index):
+        return None
+    last = max(len(a), len(b))
+    pairs = [(min(k, len(a) - 1), min(k, len(b) - 1)) for k in range(last)]
+    values = as_array(debiased_cka(statistic.alignment(DebiasedAlignment)))
+    left = as_array(debiased_cka(statistic.alignment(DebiasedAlignment, jackknife=True))[statistic.groups])
+    deviation = as_array(block_deviation(debiased_cka, statistic))
+    m, n, gaps = samples[0].n, statistic.n, []
+    for i, j in pairs:
+        here = (slice(None), sites_a[i], sites_b[j])
+        found, own, folded = _from_sample(a[i], b[j])
+        of_blocks = by_jackknife(left[here])
+        rare = max(own.size**2, of_blocks.size**2 * n / m) * max(0.0, 1 - m / n)
+        error = float(np.sqrt(rare + folded + deviation[here[1:]] ** 2))
+        reach = student(own.freedom + of_blocks.freedom, 1 - FALSE_ALARMS / len(pairs)) * error
+        allowed = max(float(reach), LEAST * abs(found))
+        value = float(values[here[1:]])
+        names = side_a.sites[sites_a[i]], side_b.sites[sites_b[j]]
+        gaps.append(Gap(*names, value, found, float(np.sqrt(own.size**2 + folded)), m, abs(value - found) / allowed))
+    worst = max((gap for gap in gaps if gap.excess > 1), key=lambda gap: gap.excess, default=None)
+    return worst
+
+
+@dataclass(frozen=True)
+class _SampleGrams:
+    """U-centred Gram matrices (m, m) of one site, from two projections, or twice the same without any."""
+
+    first: Tensor
+    second: Tensor
+    share: float  # ‖K‖² over the squared trace: one over the number of directions
+    folded: bool
+
+
+def _grams(sample: Sample) -> list[_SampleGrams]:
+    found = []
+    for x, y in zip(sample.xs, sample.ys, strict=True):
+        first, trace = _gram(x)
+        second = _gram(y)[0] if y.shape[1] else first
+        found.append(_SampleGrams(first, second, float((first * second).sum() / trace**2), bool(y.shape[1])))
+    return found
+
+
+def _gram(rows: Tensor) -> tuple[Tensor, Tensor]:
+    rows = rows - rows.mean(0, keepdim=True, dtype=torch.float64).to(rows.dtype)
+    rows = rows / rows.abs().amax().clamp(min=torch.finfo(rows.dtype).tiny)  # fourth powers would leave float32
+    gram = (rows @ rows.T).double()
+    return u_centred(gram), gram.diagonal().sum()
+
+
+def _from_sample(a: _SampleGrams, b: _SampleGrams) -> tuple[float, Error, float]:
+    """Debiased CKA, its error from what each row does to it, and the variance that projections add."""
+    xy = (a.first * b.second).sum(1)
+    if a.folded or b.folded:
+        xy = (xy + (a.second * b.first).sum(1)) / 2
+    xx, yy = (a.first * a.second).sum(1), (b.first * b.second).sum(1)
+    total_xx, total_yy, total_xy = (float(part.sum()) for part in (xx, yy, xy))
+    if not (total_xx > 0 and total_yy > 0):
+        return np.nan, Error(*(np.array(np.nan) for _ in range(3))), 0.0
+    value = total_xy / (total_xx * total_yy) ** 0.5
+    effects = as_array(2 * xy / (total_xx * total_yy) ** 0.5 - value * (xx / total_xx + yy / total_yy))
+    rows = len(effects)
+    error = Error.of((rows - 1) / rows * np.square(effects).sum(), rows - 1, effects)
+    shares = [side.share for side in (a, b) if side.folded]
+    return value, error, value**2 / COLUMNS * sum(shares)
