@@ -22,7 +22,7 @@ FILES = ["resnet20@akamaster-resnet20-cifar10.safetensors", "resnet56@akamaster-
 def main() -> None:
     named = [open_model(spec) for spec in FILES]
     a, b = (each.model for each in named)
-    images = torch.cat([named[0].prepare(x) for x, _ in open_data("cifar10", batch=BATCH, limit=IMAGES)])
+    images = torch.cat([named[0].prepare(x) for x, _ in open_data("cifar10", batch=BATCH, max_rows=IMAGES)])
     batches = list(images.split(BATCH))
     loader = DataLoader(TensorDataset(images, torch.zeros(len(images))), batch_size=BATCH)
     results: dict[str, torch.Tensor] = {}

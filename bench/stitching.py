@@ -26,7 +26,7 @@ def networks() -> tuple[NamedModel, NamedModel]:
 
 
 def batches(images: int) -> list[Any]:
-    return list(open_data("cifar10", split="train", batch=BATCH, limit=images))
+    return list(open_data("cifar10", split="train", batch=BATCH, max_rows=images))
 
 
 def prepared(model: NamedModel, batch: Any) -> torch.Tensor:

@@ -152,18 +152,27 @@ def _verbs() -> list[str]:
 
 
 def _described(group: Any, above: str = "sosie") -> Iterator[str]:
+    from sosie.cli.help import split_help
+
     for name, command in group.commands.items():
-        yield f"### {above} {name}\n\n{prose(command.help)}"
+        sentence, examples, texts = split_help(command.help)
+        parts = [f"### {above} {name}", plain(sentence), _code("\n".join(examples)), *map(plain, texts)]
+        yield "\n\n".join(parts) + "\n"
         if hasattr(command, "commands"):
             yield from _described(command, f"{above} {name}")
         else:
-            yield table(("", "", "default"), filter(None, map(_parameter, command.params)))
+            yield table(("", "", "default"), map(_parameter, _options(command)))
 
 
-def _parameter(parameter: Any) -> tuple[str, str, str] | None:
-    if parameter.name == "help":
-        return None
-    is_argument = parameter.param_type_name == "argument"
-    label = parameter.name.upper() if is_argument else ", ".join(parameter.opts)
-    unset = is_argument or callable(parameter.default) or parameter.default in (None, False)
-    return f"`{label}`", plain(getattr(parameter, "help", None) or ""), "" if unset else f"`{parameter.default}`"
+def _options(command: Any) -> list[Any]:
+    from sosie.cli.options import GROUPS
+
+    options = [each for each in command.params if each.name != "help" and not getattr(each, "hidden", False)]
+    return sorted(options, key=lambda each: [*GROUPS, each.rich_help_panel].index(each.rich_help_panel))
+
+
+def _parameter(parameter: Any) -> tuple[str, str, str]:
+    from sosie.cli.help import default_of, term
+
+    default = default_of(parameter)
+    return f"`{term(parameter)}`", plain(parameter.help), f"`{default}`" if default else ""

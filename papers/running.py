@@ -92,12 +92,21 @@ def describe(device: str) -> str:
     return f"{chip}, torch {torch.__version__}"
 
 
-def remember(folder: Path, name: str, asked: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def remember(
+    folder: Path,
+    name: str,
+    asked: Mapping[str, Any],
+    make: Callable[[], dict[str, Any]],
+    records: Path | None = None,
+) -> dict[str, Any]:
     """One part of an experiment, written to the folder when it is done: a run that was ended goes on behind it.
 
-    `asked` is all that decides the part, as JSON: whatever differs there is another file.
+    `asked` is all that decides the part, as JSON: whatever differs there is another file. `records` has parts of
+    earlier runs, which are taken as they are.
     """
     path = part_path(folder, name, asked)
+    if records is not None and (earlier := part_path(records, name, asked)).is_file():
+        path = earlier
     if path.is_file():
         print(f"  {name}: kept", flush=True)
     else:

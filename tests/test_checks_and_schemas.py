@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from typer.testing import CliRunner
 
+import sosie
 from sosie.checks import listed, matching, nearest, one_of, positive, whole_number
+from sosie.cli.main import app
+from sosie.data import open_data
 from sosie.files import COUNT, DamagedFile, check_schema
+from sosie.history import Recorder
+from sosie.models import small_cnn
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3)])
@@ -134,3 +142,21 @@ def test_long_lists_are_cut_in_messages() -> None:
     assert listed("abcde") == "a, b, c, d, e"
     assert listed("abcdef") == "a, b, c, d, e and 1 more"
     assert listed(["one thing", "another", "more"], 1, "; ") == "one thing; and 2 more"
+
+
+def test_an_argument_that_was_renamed_is_accepted_with_a_warning(tmp_path: Path) -> None:
+    with pytest.warns(FutureWarning, match="limit= is called max_rows= now"):
+        assert open_data("demo", limit=8).total == 8
+    with pytest.raises(TypeError, match="limit= is called max_rows= now: give it once"):
+        open_data("demo", limit=8, max_rows=8)
+    with pytest.warns(FutureWarning, match="inputs= is called max_rows= now"):
+        assert sosie.Zoo(tmp_path / "zoo", "demo", inputs=8).settings.n == 8
+    with pytest.warns(FutureWarning, match="probe= is called data= now"):
+        Recorder(tmp_path / "run", small_cnn(), "activations", probe=torch.rand(8, 1, 28, 28), sites="fc").close()
+
+
+def test_inputs_is_called_max_rows_on_the_command_line(tmp_path: Path) -> None:
+    for option in ("--inputs", "--max-rows"):
+        made = CliRunner().invoke(app, ["zoo", "init", str(tmp_path / option), "--data", "demo", option, "8"])
+        assert made.exit_code == 0, made.output
+        assert ("--inputs is called --max-rows now" in made.output) == (option == "--inputs")

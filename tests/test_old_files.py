@@ -130,7 +130,10 @@ def statistics(files: Path) -> Said:
 
 @reader
 def outputs(files: Path) -> Said:
-    earlier = sosie.compare_outputs(files / "logits_a.npz", files / "logits_b.npz", labels=inputs()[1], kind="logits")
+    # Those of then were the defaults; since, churn is only computed where it is named.
+    then = sosie.load(files / "outputs.json").measures
+    pair = files / "logits_a.npz", files / "logits_b.npz"
+    earlier = sosie.compare_outputs(*pair, measures=then, labels=inputs()[1], kind="logits")
     return {EXACT: [said(sosie.load(files / f"{name}.json")) for name in ("outputs", "shifted")], NEAR: said(earlier)}
 
 

@@ -56,7 +56,7 @@ VERBS_ALONE = (
     "demo --epochs 1",
     "compare small_cnn@demo-a.safetensors small_cnn@demo-b.safetensors --data demo --max-rows 64 --html d.html",
     "measures",
-    "zoo init nets --data demo --inputs 32",
+    "zoo init nets --data demo --max-rows 32",
     "zoo add nets a=small_cnn@demo-a.safetensors b=small_cnn@demo-b.safetensors",
     "zoo search nets a",
     "zoo list nets",

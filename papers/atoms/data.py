@@ -44,7 +44,7 @@ class Pool:
 @lru_cache
 def pool(settings: Settings, name: str, split: str) -> Pool:
     """A data set on the device; digits get a black border and three equal channels."""
-    found = open_images(name, split=split, limit=settings.limit)
+    found = open_images(name, split=split, max_rows=settings.limit)
     assert found.labels is not None
     images, labels = found.images, found.labels
     if images.shape[1] == 1:

@@ -114,6 +114,7 @@ def stitched(name: str, opened: Opened, pairs: Sequence[Any], sites: Sequence[st
             f"stitch-{name}-{pair[0]}-to-{pair[1]}".replace(" ", ""),
             asked,
             lambda pair=pair, tasks=tasks: {"rows": pair_rows(opened, pair, sites, tasks, settings)},
+            settings.results / "records",
         )
         rows += part["rows"]
     return rows
@@ -187,7 +188,7 @@ def numbers(rows: list[Row], sites: tuple[str, ...]) -> dict[str, float | None]:
         "cka_of_least_squares": mean(starts),
         "cka_of_least_squares_spread": spread(starts),
         "labels_against_soft": correlation([soft[key] for key in labelled], list(labelled.values())),
-        "labels_less_soft": mean([labelled[key] - soft[key] for key in labelled]),
+        "labels_less_soft": mean([labelled[key] - soft[key] for key in labelled]) if labelled else None,
     }
 
 
@@ -214,6 +215,7 @@ def kept_ckas(name: str, opened: Opened, pair: Any, sites: Sequence[str], settin
         f"cka-{name}-{pair[0]}-to-{pair[1]}".replace(" ", ""),
         asked,
         lambda: {"rows": pair_ckas(opened, pair, sites, settings)},
+        settings.results / "records",
     )
     rows: list[Row] = part["rows"]
     return rows

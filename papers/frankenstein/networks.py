@@ -170,7 +170,7 @@ def _batches(data: str, split: str, count: int, batch: int, device: str) -> Imag
 @functools.cache
 def read(data: str, split: str, count: int, device: str) -> tuple[Tensor, Tensor]:
     """The first images as uint8 (count, 3, 32, 32), on the device; grey ones are padded to 32 × 32 and made colour."""
-    found = open_images(data, split=split, limit=count)
+    found = open_images(data, split=split, max_rows=count)
     images = found.images
     if images.shape[1] == 1:
         images = functional.pad(images, [2, 2, 2, 2]).expand(-1, 3, -1, -1).contiguous()

@@ -60,7 +60,7 @@ def read(dataset: str, split: str, limit: int | None, device: str) -> tuple[Tens
 
     Grey images are padded to 32 × 32 and repeated on three channels.
     """
-    found = open_images(dataset, split=split, limit=limit)
+    found = open_images(dataset, split=split, max_rows=limit)
     if not isinstance(found, ImageData) or found.labels is None:
         raise ValueError(f"{dataset} ({split}) has no labels: the study needs them")
     images = found.images

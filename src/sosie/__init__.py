@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from .engine import compare, compare_outputs, list_measures, measure
+    from .engine import compare, compare_outputs, extract, list_measures, measure
     from .history import dynamics
     from .report import write_report
     from .results import load
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # Names are fetched when first used, so that `import sosie` and `sosie --help` do not wait for torch.
 _HOMES = {
-    "engine": ("compare", "compare_outputs", "list_measures", "measure"),
+    "engine": ("compare", "compare_outputs", "extract", "list_measures", "measure"),
     "history": ("dynamics",),
     "report": ("write_report",),
     "results": ("load",),
@@ -37,6 +37,7 @@ __all__ = [
     "compare_unpaired",
     "compare_weights",
     "dynamics",
+    "extract",
     "list_measures",
     "load",
     "measure",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import math
+import warnings
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from numbers import Integral, Real
@@ -42,6 +43,18 @@ def one_of(value: Any, name: str, choices: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(value), known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}{hint}")
+
+
+def renamed(old: Any, new: Any, old_name: str, new_name: str) -> Any:
+    """Return the value of an argument that had another name, which is accepted, with a warning, for one version."""
+    if old is None:
+        return new
+    if new is not None:
+        raise TypeError(f"{old_name}= is called {new_name}= now: give it once")
+    warnings.warn(
+        f"{old_name}= is called {new_name}= now; the next version knows only that", FutureWarning, stacklevel=3
+    )
+    return old
 
 
 def paired_rows(*counts: int) -> int:

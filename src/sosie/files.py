@@ -32,7 +32,7 @@ JSON_HASH, TENSORS_HASH = "hash", "sosie-hash"  # the fields of the checksum
 PIECE = 2**22  # bytes that are hashed at a time
 FORGOTTEN = 86400.0  # seconds after which a temporary file of an unknown process is removed
 _PART = re.compile(r"\..*\.([0-9a-f]{8})-(\d+)-[^.]*\.part(?:\.[^.]*)?")
-_CODES = {
+CODES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "complex64": "C64",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
     "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
@@ -226,7 +226,7 @@ def _parts(tensors: Mapping[str, Tensor]) -> list[Part]:
     """The parts of a file, widest numbers first, so that all are aligned; views are written out."""
     parts = []
     for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
-        code = _CODES.get(str(tensor.dtype).removeprefix("torch."))
+        code = CODES.get(str(tensor.dtype).removeprefix("torch."))
         if code is None:
             raise TypeError(f"{name} is of type {tensor.dtype}, which safetensors does not have")
         parts.append(Part(name, code, tuple(tensor.shape), tensor.numel() * tensor.element_size(), _bytes(tensor)))

@@ -17,8 +17,7 @@ import pytest
 import torch
 
 import sosie
-from sosie.cli import main, zoo
-from sosie.cli import zoo as zoo_questions
+from sosie.cli import main
 from sosie.cli.options import split
 from sosie.data import open_images
 from sosie.models import open_model
@@ -50,12 +49,11 @@ def run_here(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
 
 
-def test_help_names_every_verb() -> None:
+def test_help_and_version() -> None:
     found = run("--help")
     assert found.returncode == 0
-    for verb in ("demo", "compare", "outputs", "sites", "measures", "report", "sketch", "transfer"):
-        assert verb in found.stdout
-        assert run(verb, "--help").returncode == 0
+    assert "compare" in found.stdout
+    assert "\x1b[" not in found.stdout, "colours in a pipe"
     assert run("--version").stdout.strip() == f"sosie {sosie.__version__}"
 
 
@@ -223,14 +221,14 @@ def test_the_demo_says_and_keeps_what_its_networks_give(tmp_path: Path) -> None:
     # Of fewer images: most of the time goes into comparing 12 × 12 layers on 1,000.
     (tmp_path / "fewer.py").write_text(
         "import functools\nimport sosie.data\nfrom sosie.cli.main import run\n"
-        "sosie.data.open_images = functools.partial(sosie.data.open_images, limit=200)\nrun()\n"
+        "sosie.data.open_images = functools.partial(sosie.data.open_images, max_rows=200)\nrun()\n"
     )
     done = run("demo", "--epochs", "1", "--out", "tried.html", cwd=tmp_path, script="fewer.py")
     assert done.returncode == 0, done.stderr
     assert "the same 200 images" in done.stdout
     for name in ("tried.html", "tried-stitched.html"):
         assert "<html" in (tmp_path / name).read_text("utf-8")
-    train, test = (open_images("demo", split=split, limit=200) for split in ("train", "test"))
+    train, test = (open_images("demo", split=split, max_rows=200) for split in ("train", "test"))
     networks = []
     for letter, seed in (("a", 0), ("b", 1)):
         networks.append(open_model(f"small_cnn@{tmp_path / f'tried-{letter}.safetensors'}").model)
@@ -252,6 +250,9 @@ def test_lists() -> None:
         split(" , ")
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.distributed.ProcessGroup, "get_group_store"), reason="not shared with a torch this old"
+)
 def test_several_processes_of_torchrun_write_one_result(tmp_path: Path) -> None:
     compare = ["compare", *MODELS, "--data", "demo", "--max-rows", "300", "--batch", "64"]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "sosie"]
@@ -271,9 +272,3 @@ def test_several_processes_of_torchrun_write_one_result(tmp_path: Path) -> None:
     wrong = launched("--sites", "nowhere")
     assert wrong.returncode != 0
     assert "nowhere" in wrong.stderr
-
-
-def test_help_loses_no_brackets() -> None:
-    """What is in square brackets is style to the printer of help, and would go."""
-    for verbs in (zoo.VERBS, zoo_questions.VERBS):
-        assert not [name for name, verb in verbs.items() if "[" in (verb.__doc__ or "")]

@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from sosie.zoo import Zoo
 
     made = tmp_path_factory.mktemp("served") / "nets"
-    Zoo(made, "demo", inputs=16, kinds="cka").add("small_cnn(seed=0)", name="a")
+    Zoo(made, "demo", max_rows=16, kinds="cka").add("small_cnn(seed=0)", name="a")
     return made
 
 

@@ -15,8 +15,8 @@ def test_stitch(tmp_path: Path) -> None:
     found = run("stitch", *MODELS, "--site", "relu2", "--data", "demo", "--max-rows", "128", cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     assert "least_squares from relu2 of A to relu2 of B" in found.stdout
-    fitted = sosie.stitch(MODELS[0], "relu2", MODELS[1], "relu2", open_data("demo", split="train", limit=128))
-    expected = fitted.evaluate(open_data("demo", limit=128))
+    fitted = sosie.stitch(MODELS[0], "relu2", MODELS[1], "relu2", open_data("demo", split="train", max_rows=128))
+    expected = fitted.evaluate(open_data("demo", max_rows=128))
     assert f"{expected['agreement_b']:.4g}" in found.stdout
     wrong = run_here("stitch", *MODELS, "--site", "rilu2", "--data", "demo", cwd=tmp_path)
     assert wrong.returncode == 1
@@ -30,7 +30,7 @@ def test_stitch_at_all_sites(tmp_path: Path) -> None:
     c = sosie.load(tmp_path / "c.json")
     assert isinstance(c, Comparison)
     expected = sosie.stitch_sites(
-        *MODELS, open_data("demo", split="train", limit=128), test=open_data("demo", limit=128)
+        *MODELS, open_data("demo", split="train", max_rows=128), test=open_data("demo", max_rows=128)
     )
     assert c.sites_a == expected.sites_a
     assert c["relative_accuracy"].value[0, 0] == expected["relative_accuracy"].value[0, 0]

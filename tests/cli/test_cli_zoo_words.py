@@ -20,7 +20,7 @@ def zoo(*arguments: object) -> Result:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "z"
-    assert zoo("init", path, "--data", "demo", "--inputs", 16, "--size", 32).exit_code == 0
+    assert zoo("init", path, "--data", "demo", "--max-rows", 16, "--size", 32).exit_code == 0
     added = zoo("add", path, "one=small_cnn(seed=0)", "two=small_cnn(seed=1)", "--tag", "small", "--task", "clothes")
     assert added.exit_code == 0
     assert zoo("tag", path, "two", "--add", "second").exit_code == 0
@@ -41,7 +41,7 @@ def told(*arguments: object) -> str:
 
 
 def test_messages_fit_the_command_line_too(folder: Path, tmp_path: Path) -> None:
-    assert told("init", tmp_path / "n", "--data", "demo", "--inputs", 100000).endswith("to 2048, got 100000")
+    assert told("init", tmp_path / "n", "--data", "demo", "--max-rows", 100000).endswith("to 2048, got 100000")
     assert told("init", tmp_path / "n", "--data", "demo", "--kinds", "foo").endswith("got foo")
     assert "--data" in told("list", tmp_path / "none")
     assert told("recommend", folder, "--data", "demo", "--by", "foo").endswith("got 'foo'")
@@ -80,18 +80,18 @@ def test_an_empty_list_is_an_answer_and_says_what_there_is(folder: Path) -> None
 
 def test_reasons_stand_below_the_table(folder: Path) -> None:
     code(folder)
-    found = zoo("recommend", folder, "--data", "demo", "--inputs", 20)
+    found = zoo("recommend", folder, "--data", "demo", "--max-rows", 20)
     assert found.exit_code == 0
     text = " ".join(found.stdout.split())
     assert "- own: its source, " in text
     assert "or say trust=True (--trust) if the zoo's sources are yours" in text
     assert "1 could not be tried." in text
     assert " reason " not in text
-    assert zoo("recommend", folder, "--data", "demo", "--inputs", 20, "--trust").exit_code == 0
+    assert zoo("recommend", folder, "--data", "demo", "--max-rows", 20, "--trust").exit_code == 0
 
 
 def test_to_try_none_is_a_failure(folder: Path) -> None:
-    asked = ["recommend", folder, "--data", "demo", "--inputs", 20, "--probe-layer", 99]
+    asked = ["recommend", folder, "--data", "demo", "--max-rows", 20, "--probe-layer", 99]
     found = zoo(*asked)
     assert found.exit_code == 1
     assert found.exception is None or isinstance(found.exception, SystemExit)
@@ -106,7 +106,7 @@ def test_one_is_one(folder: Path, tmp_path: Path) -> None:
     assert zoo("remove", folder, "two").stdout.strip().endswith(": 1 model")
     assert zoo("list", folder).stdout.splitlines()[-1] == "1 of 1 model"
     assert zoo("duplicates", folder).stdout.startswith("None of 1 model is a duplicate.")
-    assert zoo("recommend", folder, "--data", "demo", "--inputs", 20).stdout.startswith("Of 1 model one comes first")
+    assert zoo("recommend", folder, "--data", "demo", "--max-rows", 20).stdout.startswith("Of 1 model one comes first")
     assert zoo("search", folder, "one").stdout.startswith("No models near one among 0 other models.")
     assert zoo("export", folder, tmp_path / "z.sosiezoo").exit_code == 0
     assert zoo("import", tmp_path / "z.sosiezoo", tmp_path / "copy").stdout.strip().endswith(": 1 model")

@@ -27,7 +27,7 @@ assert "torch" not in sys.modules
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("zoo") / "nets"
-    sosie.Zoo(folder, open_data("demo", limit=8)).add({"one": "small_cnn(seed=0)"}, task="clothes")
+    sosie.Zoo(folder, open_data("demo", max_rows=8)).add({"one": "small_cnn(seed=0)"}, task="clothes")
     return folder
 
 

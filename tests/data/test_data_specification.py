@@ -14,7 +14,7 @@ def test_names() -> None:
 
 
 def test_the_demo_in_batches() -> None:
-    batches = open_data("demo", batch=100, limit=250)
+    batches = open_data("demo", batch=100, max_rows=250)
     assert isinstance(batches, ImageBatches)
     assert (batches.total, len(batches), batches.name) == (250, 3, "demo-test")
     x, y = next(iter(batches))
@@ -28,7 +28,7 @@ def test_npz_as_given_or_in_the_listed_folders(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(FileNotFoundError, match="set SOSIE_DATA"):
         open_data("npz:mine.npz")
     monkeypatch.setenv("SOSIE_DATA", str(tmp_path))
-    (x,) = open_data("npz:mine.npz", limit=3)
+    (x,) = open_data("npz:mine.npz", max_rows=3)
     assert x.shape == (3, 1, 8, 8)
 
 
@@ -82,18 +82,18 @@ def file(tmp_path: Path) -> Path:
 def test_your_own_factory_is_passed_through(file: Path) -> None:
     assert len(open_data(f"{file}:tensors")) == 2
     assert len(open_data(f"{file}:dicts(size=7)")[0]["ids"]) == 7
-    assert open_data(f"{file}:images", batch=2, limit=3).total == 3
+    assert open_data(f"{file}:images", batch=2, max_rows=3).total == 3
 
 
 def test_the_limit_cuts_any_batch(file: Path) -> None:
-    limited = open_data(f"{file}:tensors", limit=6)
+    limited = open_data(f"{file}:tensors", max_rows=6)
     assert [len(x) for x in limited] == [len(x) for x in limited] == [4, 2]
-    (x, y, word) = next(iter(open_data(f"{file}:pairs", limit=3)))
+    (x, y, word) = next(iter(open_data(f"{file}:pairs", max_rows=3)))
     assert (x.shape, y.tolist(), word) == ((3, 2), [0, 1, 2], "kept")
-    assert [batch["ids"].shape[0] for batch in open_data(f"{file}:dicts", limit=5)] == [4, 1]
-    (pair,) = open_data(f"{file}:named", limit=2)
+    assert [batch["ids"].shape[0] for batch in open_data(f"{file}:dicts", max_rows=5)] == [4, 1]
+    (pair,) = open_data(f"{file}:named", max_rows=2)
     assert pair.y.tolist() == [0, 1]
-    assert len(list(open_data(f"{file}:tensors", limit=4))) == 1
+    assert len(list(open_data(f"{file}:tensors", max_rows=4))) == 1
 
 
 def test_what_a_factory_must_return(file: Path) -> None:
@@ -101,7 +101,7 @@ def test_what_a_factory_must_return(file: Path) -> None:
         with pytest.raises(TypeError, match=f"{name} must return something to iterate over"):
             open_data(f"{file}:{name}")
     with pytest.raises(TypeError, match="batches of set"):
-        list(open_data(f"{file}:strange", limit=1))
+        list(open_data(f"{file}:strange", max_rows=1))
     with pytest.raises(ValueError, match="no data set"):
         open_images(f"{file}:images")
 

@@ -27,8 +27,11 @@ def test_sub_folders_are_classes_and_names_are_sorted(tmp_path: Path) -> None:
     assert x.shape == (3, 3, 4, 6)
     assert (x[:, 0, 0, 0] * 255).round().tolist() == [1, 2, 3]
     assert y.tolist() == [0, 1, 1]
-    assert open_images(f"folder:{tmp_path}").classes == ("cat", "dog")
-    assert open_data(f"folder:{tmp_path}", limit=2).total == 2
+    images = open_images(f"folder:{tmp_path}")
+    assert images.classes == ("cat", "dog")
+    assert repr(images) == f"<ImageFolder {tmp_path}: 3 images of 2 classes>"
+    assert repr(batches) == f"<ImageBatches {tmp_path.name}: 3 images in batches of 2>"
+    assert open_data(f"folder:{tmp_path}", max_rows=2).total == 2
 
 
 def test_without_sub_folders_there_are_no_labels(tmp_path: Path) -> None:

@@ -179,8 +179,8 @@ def test_packed_files_come_first_and_parts_are_joined(place: Path) -> None:
     assert data.labels.tolist() == [0, 1, 2, 50, 51, 52]
     assert data.name == "cifar100-train49k"
     assert "do not quote official test accuracy" in data.note
-    assert open_images("cifar100:train", limit=4).labels.tolist() == [0, 1, 2, 50]
-    assert open_images("cifar100:train", limit=2).labels.tolist() == [0, 1]
+    assert open_images("cifar100:train", max_rows=4).labels.tolist() == [0, 1, 2, 50]
+    assert open_images("cifar100:train", max_rows=2).labels.tolist() == [0, 1]
 
 
 def test_the_largest_packed_file_is_taken(place: Path) -> None:
@@ -191,7 +191,7 @@ def test_the_largest_packed_file_is_taken(place: Path) -> None:
 
 def test_the_published_packed_files(shared: Path) -> None:
     for name, shape in [("mnist", (1, 28, 28)), ("fashion-mnist", (1, 28, 28)), ("cifar100", (3, 32, 32))]:
-        data = open_images(name, limit=20)
+        data = open_images(name, max_rows=20)
         assert data.images.shape == (20, *shape)
         assert data.classes
     assert open_images("mnist").labels[:4].tolist() == [7, 2, 1, 0]

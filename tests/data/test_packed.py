@@ -33,7 +33,7 @@ def test_planes_come_back_exactly(tmp_path: Path) -> None:
     data = read_packed(path)
     assert np.array_equal(data.images.numpy(), COLOUR.transpose(0, 3, 1, 2))
     assert data.labels.tolist() == [0, 1, 2, 3, 4]
-    part = read_packed(path, limit=2)
+    part = read_packed(path, max_rows=2)
     assert torch.equal(part.images, data.images[:2])
     assert len(part.labels) == 2
 
@@ -51,7 +51,7 @@ def test_planes_come_back_exactly(tmp_path: Path) -> None:
 @pytest.mark.parametrize("keys", [("images", "labels"), ("x", "y"), ("test_images", "test_labels")])
 def test_layouts_and_keys(tmp_path: Path, images: np.ndarray, shape: tuple, keys: tuple[str, str]) -> None:
     path = save(tmp_path / "a.npz", **{keys[0]: images, keys[1]: np.arange(5)})
-    data = read_packed(path, limit=5)
+    data = read_packed(path, max_rows=5)
     assert data.images.shape == shape
     assert len(data.labels) == 5
     pixel = float(next(iter(data.batches(1)))[0][0, 0, 1, 2])
@@ -70,7 +70,7 @@ def test_jpeg_files_end_to_end(tmp_path: Path) -> None:
     data = read_packed(path)
     assert data.images.shape == (2, 3, 6, 4)
     assert data.images[1].unique().tolist() == [200]
-    assert len(read_packed(path, limit=1)) == 1
+    assert len(read_packed(path, max_rows=1)) == 1
     for bad in (offsets + 10, offsets[::-1], offsets[:1]):
         save(tmp_path / "b.npz", jpeg=np.concatenate(files), offsets=bad)
         with pytest.raises(DamagedFile, match="offsets do not fit"):
@@ -104,7 +104,7 @@ def test_jpeg_files_end_to_end(tmp_path: Path) -> None:
 )
 def test_wrong_content_is_named(tmp_path: Path, arrays: dict[str, np.ndarray], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        read_packed(save(tmp_path / "a.npz", **arrays), limit=5)
+        read_packed(save(tmp_path / "a.npz", **arrays), max_rows=5)
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.1, 0.5, 0.98])
@@ -139,7 +139,7 @@ def test_files_that_are_no_npz(tmp_path: Path) -> None:
 
 
 def test_the_published_files(shared: Path) -> None:
-    data = open_images("npz:cifar10-test10k.npz", limit=300)
+    data = open_images("npz:cifar10-test10k.npz", max_rows=300)
     assert data.images.shape == (300, 3, 32, 32)
     assert data.classes[3] == "cat"
     assert data.labels[:5].tolist() == [3, 8, 8, 0, 6]  # the official order: cat, ship, ship, airplane, frog

@@ -18,6 +18,7 @@ import sosie
 import sosie.stats
 from sosie.capture import SilentSite, SiteError
 from sosie.engine.comparing import FLOAT32_SQUARES, Inspector
+from sosie.models import small_cnn
 from sosie.report import print_comparison
 from sosie.results import Comparison
 from sosie.zoo import fingerprint
@@ -624,3 +625,14 @@ def test_modules_of_torch_export_are_refused_in_words() -> None:
     for door in (sosie.compare, sosie.compare_outputs):
         with pytest.raises(ValueError, match=r"torch\.export made it, give the model that was exported"):
             door(exported, mlp(0), inputs())
+
+
+@pytest.mark.parametrize("of", [sosie.compare, sosie.compare_outputs])
+def test_images_that_are_no_batch_of_floats_say_what_to_write(of: Callable[..., object]) -> None:
+    model, images = small_cnn(), torch.rand(8, 1, 28, 28)
+    for data in (images[0], list(images), tuple(images)):
+        with pytest.raises(ValueError, match=r"shape \(1, 28, 28\).* image\[None\] .* torch.stack\(images\)"):
+            of(model, model, data)
+    for whole in ((images * 255).to(torch.uint8), (images * 255).to(torch.uint8).numpy()):
+        with pytest.raises(ValueError, match=r"images of uint8.* images.float\(\) / 255"):
+            of(model, model, whole)

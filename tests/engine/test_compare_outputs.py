@@ -25,15 +25,17 @@ def test_values_are_those_of_the_outputs() -> None:
     found = sosie.compare_outputs(a, b, TensorDataset(X, LABELS))
     assert found.sites_a == found.sites_b == ["output"]
     assert found.measures == [
-        "agreement", "disagreement", "churn", "bad_churn", "min_max_normalised_disagreement", "accuracy_difference",
+        "agreement", "disagreement", "bad_churn", "min_max_normalised_disagreement", "accuracy_difference",
         "error_overlap", "jensen_shannon",
     ]  # fmt: skip
     for name in found.measures:
-        needs = {} if name in ("agreement", "disagreement", "churn", "jensen_shannon") else {"labels": LABELS}
+        needs = {} if name in ("agreement", "disagreement", "jensen_shannon") else {"labels": LABELS}
         assert found.matrix(name).item() == pytest.approx(sosie.measure(name, logits(a), logits(b), **needs), abs=1e-6)
     right = [(logits(model).argmax(1) == LABELS).double().mean().item() for model in (a, b)]
     assert found.provenance["accuracy"] == pytest.approx(right)
     assert found.provenance["inputs"] == 150
+    named = sosie.compare_outputs(a, b, TensorDataset(X, LABELS), measures=["churn"])  # disagreement by another name
+    assert np.array_equal(named.matrix("churn"), found.matrix("disagreement"))
 
 
 def test_rows_have_interval_and_chance() -> None:

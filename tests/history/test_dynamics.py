@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import OrderedDict
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def test_weights_pair_by_pair_are_what_measure_says() -> None:
                 for j in range(4):
                     pair = (listed[k].get_submodule(site).weight for k in (i, j))
                     assert found.matrix(name)[s, i, j] == pytest.approx(sosie.measure(name, *pair), abs=1e-10)
-    assert found.settled(measure="weight_distance")["fc"] == 15
+    assert found.settled(measure="weight_distance")["fc"] is None  # near its last state only at the last step
 
 
 @pytest.mark.parametrize("memory", [None, 60_000])
@@ -116,7 +117,7 @@ def test_activations_pair_by_pair_are_what_measure_says(memory: int | None) -> N
 def test_a_recorded_run_gives_the_same_to_ten_digits(tmp_path: Path) -> None:
     models = trained()
     for step, model in models.items():
-        with Recorder(tmp_path / "r", model, "activations", probe=IMAGES, sites=["relu2", "fc"]) as recorder:
+        with Recorder(tmp_path / "r", model, "activations", data=IMAGES, sites=["relu2", "fc"]) as recorder:
             recorder.record(step)
     found, run = sosie.dynamics(tmp_path / "r"), open_run(tmp_path / "r")
     for s, site in enumerate(found.sites):
@@ -222,7 +223,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
 def test_two_runs_of_other_probes_or_shapes_are_refused(tmp_path: Path) -> None:
     model = small_cnn()
     for name, probe in (("a", IMAGES), ("b", IMAGES.flip(0))):
-        with Recorder(tmp_path / name, model, "activations", probe=probe, sites="fc") as recorder:
+        with Recorder(tmp_path / name, model, "activations", data=probe, sites="fc") as recorder:
             recorder.record(0)
     with pytest.raises(ValueError, match="rows of other inputs cannot be paired"):
         sosie.dynamics(tmp_path / "a", tmp_path / "b")
@@ -275,6 +276,7 @@ def test_depth_is_known_only_where_something_tells_it(tmp_path: Path) -> None:
 
     torch.manual_seed(0)
     models = [make() for _ in range(3)]
+    models.append(deepcopy(models[2]))
     models[1].get_submodule("z").load_state_dict(models[2].get_submodule("z").state_dict())
     whole = sosie.dynamics(models)
     assert whole.sites == ("z", "m", "a")
@@ -283,7 +285,7 @@ def test_depth_is_known_only_where_something_tells_it(tmp_path: Path) -> None:
     states = sosie.dynamics([model.state_dict() for model in models])
     assert states.sites == whole.sites
     assert states.order().correlation == whole.order().correlation
-    paths = [tmp_path / f"{k}.safetensors" for k in range(3)]
+    paths = [tmp_path / f"{k}.safetensors" for k in range(len(models))]
     for path, model in zip(paths, models, strict=True):
         save_file(model.state_dict(), path)
     files = sosie.dynamics(paths, folder=tmp_path / "kept")

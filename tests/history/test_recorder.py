@@ -94,7 +94,7 @@ def test_the_model_and_chance_are_left_as_found(model: nn.Module, tmp_path: Path
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     before = [module.training for module in model.modules()], [p.requires_grad for p in model.parameters()]
     dice = torch.get_rng_state(), np.random.get_state()[1].copy()
-    with Recorder(tmp_path / "r", model, "activations", probe=IMAGES) as recorder:
+    with Recorder(tmp_path / "r", model, "activations", data=IMAGES) as recorder:
         recorder.record(0)
     assert before == ([module.training for module in model.modules()], [p.requires_grad for p in model.parameters()])
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
@@ -135,6 +135,37 @@ def test_a_run_goes_on_and_goes_back(tmp_path: Path) -> None:
     assert [float(run.tensor(k, "0")[0, 0]) for k in range(3)] == [0.0, 1.0, 9.0]
 
 
+def test_the_same_cell_run_twice(tmp_path: Path) -> None:
+    tiny_run(tmp_path / "r", 3)
+    with (
+        Recorder(tmp_path / "r", tiny(5.0), "weights") as recorder,
+        pytest.raises(ValueError, match=r"step 0 is not after step 2.*overwrite=True"),
+    ):
+        recorder.record(0)
+    assert open_run(tmp_path / "r").steps == [0, 1, 2]  # nothing is lost
+    with pytest.raises(ValueError, match="overwrite=True"):
+        Recorder(tmp_path / "r", nn.Sequential(nn.Linear(7, 7)), "weights")
+    before = Recorder(tmp_path / "r", tiny(), "weights")
+    with pytest.raises(BlockingIOError, match="an earlier cell"):
+        Recorder(tmp_path / "r", tiny(), "weights", overwrite=True)
+    before.close()
+    assert open_run(tmp_path / "r").steps == [0, 1, 2]
+    for _ in range(2):
+        with Recorder(tmp_path / "r", tiny(5.0), "weights", overwrite=True) as recorder:
+            recorder.record(0)
+            recorder.record(1)
+    run = open_run(tmp_path / "r")
+    assert (run.steps, float(run.tensor(0, "0")[0, 0])) == ([0, 1], 5.0)
+
+
+def test_overwriting_takes_a_run_only(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="other files"):
+        Recorder(tmp_path / "full", tiny(), "weights", overwrite=True)
+    Recorder(tmp_path / "new", tiny(), "weights", overwrite=True).close()
+
+
 def test_another_model_sites_probe_or_kind_is_refused_by_name(model: nn.Module, tmp_path: Path) -> None:
     Recorder(tmp_path / "a", model, sites=["conv1", "conv2"]).close()
     with pytest.raises(ValueError, match=r"site conv3 is missing there and \(6, 3, 3\) here"):
@@ -149,10 +180,10 @@ def test_another_model_sites_probe_or_kind_is_refused_by_name(model: nn.Module, 
         Recorder(tmp_path / "a", model, "weights", sites=["conv1", "conv2"])
     with pytest.raises(ValueError, match="stored as F32 there and F64 here"):
         Recorder(tmp_path / "a", model, sites=["conv1", "conv2"], dtype=torch.float64)
-    Recorder(tmp_path / "p", model, "activations", probe=IMAGES, sites="fc").close()
+    Recorder(tmp_path / "p", model, "activations", data=IMAGES, sites="fc").close()
     with pytest.raises(ValueError, match="probed with 12 inputs"):
-        Recorder(tmp_path / "p", model, "activations", probe=IMAGES + 1, sites="fc")
-    Recorder(tmp_path / "p", model, "activations", probe=[IMAGES[:5], IMAGES[5:]], sites="fc").close()
+        Recorder(tmp_path / "p", model, "activations", data=IMAGES + 1, sites="fc")
+    Recorder(tmp_path / "p", model, "activations", data=[IMAGES[:5], IMAGES[5:]], sites="fc").close()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="other files"):
@@ -163,8 +194,8 @@ def test_another_model_sites_probe_or_kind_is_refused_by_name(model: nn.Module, 
     ("options", "match"),
     [
         ({"what": "gradients"}, "one of .atoms., .weights., .activations."),
-        ({"what": "activations"}, "give probe="),
-        ({"probe": IMAGES}, "probe= is for activations"),
+        ({"what": "activations"}, "give data="),
+        ({"data": IMAGES}, "data= is for activations"),
         ({"what": "activations", "probe": IMAGES.double()}, "inputs of float64 for a model of float32"),
         ({"every": 0}, "at least 1"),
         ({"dtype": torch.int8}, "dtype"),

@@ -15,6 +15,36 @@ def test_a_measure_is_a_function_of_a_view(pair: tuple[torch.Tensor, torch.Tenso
     assert float(linear_cka(Moments.of(*pair).alignment())) == pytest.approx(sosie.measure("linear_cka", *pair))
 
 
+def test_what_people_call_a_measure_finds_it() -> None:
+    for name, first in [("CKA", "debiased_cka"), ("cca", "mean_cca"), ("Procrustes", "procrustes_distance")]:
+        with pytest.raises(UnknownMeasure, match=f"no measure is called {name!r}; did you mean {first} or "):
+            find(name)
+
+
+def test_a_measure_of_your_own_declares_what_the_laws_need() -> None:
+    @define(reads=Alignment, bounds=(0, 1), closer="up", invariant={"rotation", "scale", "shift"})
+    def mine(a: Alignment) -> torch.Tensor:
+        """Mine."""
+        return a.xy / (a.xx * a.yy).sqrt()
+
+    MEASURES.pop("mine")
+    assert (mine.chance, mine.cost, mine.paper) == ("unknown", "unknown", "unknown")
+
+
+def test_the_measures_of_sosie_declare_every_fact() -> None:
+    for measure in MEASURES.values():
+        if measure.function.__module__.startswith("sosie."):
+            assert "unknown" not in (measure.chance, measure.cost, measure.paper), measure.name
+
+
+def test_the_name_comes_first(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
+    x, y = pair
+    with pytest.raises(TypeError, match=r"measure\('linear_cka', x, y\); it is in the third place"):
+        sosie.measure(x, y, "linear_cka")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="got Tensor in its place"):
+        sosie.measure(x, y, y)  # type: ignore[arg-type]
+
+
 def test_options_make_a_new_measure_whose_name_says_so() -> None:
     few = mutual_knn.using(k=3)
     assert few.name == "mutual_knn(k=3)"

@@ -236,7 +236,7 @@ def test_published_accuracy(file: str, published: dict[str, tuple[int, float]], 
 
     opened = open_model(f"{architecture_of(file)}@{file}")
     # 500 images have a standard error of 1.5 points themselves: the bound also catches a wrong normalisation
-    assert accuracy(opened, open_data("cifar10", limit=500)) == pytest.approx(published[file][1], abs=1.5)
+    assert accuracy(opened, open_data("cifar10", max_rows=500)) == pytest.approx(published[file][1], abs=1.5)
 
 
 def test_published_accuracy_on_imagenet(weights: Path, images: Path) -> None:
@@ -245,4 +245,4 @@ def test_published_accuracy_on_imagenet(weights: Path, images: Path) -> None:
     if not (images / "imagenet-val-1k-224.npz").is_file():
         pytest.skip("no imagenet-val-1k-224.npz beside the other images")
     opened = open_model("efficientnet-lite0@efficientnet-lite0-imagenet-fp16.safetensors")
-    assert accuracy(opened, open_data("npz:imagenet-val-1k-224.npz", batch=16, limit=32)) > 60
+    assert accuracy(opened, open_data("npz:imagenet-val-1k-224.npz", batch=16, max_rows=32)) > 60

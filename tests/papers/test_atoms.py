@@ -27,8 +27,8 @@ def test_the_smoke_run(tmp_path: Path) -> None:
     results = tmp_path / "results"
     verdicts = smoke(PAPER, results, SOSIE_DATA=str(tmp_path))
     # Proposition 1 is a theorem, and atoms of other starts have nothing in common however they are trained.
-    assert verdicts["figure-4a-bound"]["verdict"] == "reproduced"
-    assert verdicts["figure-9a-untrained"]["verdict"] == "reproduced"
+    assert verdicts["figure-4a-bound"]["outcome"] == "reproduced"
+    assert verdicts["figure-9a-untrained"]["outcome"] == "reproduced"
     kept = small_run(PAPER, results, "--resume", "--only", "figure-4a", SOSIE_DATA=str(tmp_path))
     assert "figure-4a: kept" in kept
     again = small_run(

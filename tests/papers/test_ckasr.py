@@ -22,9 +22,9 @@ def test_the_smoke_run(tmp_path: Path) -> None:
         "equation-13",
         "equation-14-listing",
     ):
-        assert verdicts[name]["verdict"] == "not reproduced", name
+        assert verdicts[name]["outcome"] == "contradicted", name
     for name in ("lemma-2-falls", "lemma-2-one-scale", "equation-14-penalty", "theorem-1", "theorem-2-derivative"):
-        assert verdicts[name]["verdict"] == "reproduced", name
+        assert verdicts[name]["outcome"] == "reproduced", name
     records = [json.loads(path.read_text()) for path in (tmp_path / "nets").glob("*.json")]
     sparse = [each for each in records if each["job"]["sparsity"]]
     assert sparse

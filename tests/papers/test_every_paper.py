@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from paper_scripts import PAPERS
+from paper_scripts import PAPERS, run
 
-from claims import read_claims, read_number  # isort: skip
+from claims import (  # isort: skip
+    between,
+    count,
+    judge_all,
+    papers_here,
+    read_claims,
+    read_settings,
+    table,
+    table_of_counts,
+)
+from scatter import Interval  # isort: skip
 
 NAMES = sorted(path.parent.name for path in PAPERS.glob("*/expected.toml"))
 each_paper = pytest.mark.parametrize("paper", [PAPERS / name for name in NAMES], ids=NAMES)
@@ -34,39 +46,68 @@ def test_every_claim_can_fail(paper: Path) -> None:
     assert len({claim.name for claim in claims}) == len(claims) > 0
     for claim in claims:
         outside = [edge + step for edge, step in ((claim.low, -1.0), (claim.high, 1.0)) if edge is not None]
-        assert {claim.judge(value) for value in outside} == {"not reproduced"}
-    for name in ("README.md", "run.py", "draw.py"):
+        for value in outside:
+            assert claim.judge(value, Interval(value, value, "nothing")).outcome in ("contradicted", "undecided")
+    for name in ("README.md", "run.py", "draw.py", "intervals.py"):
         assert (paper / name).is_file()
 
 
 @each_paper
-def test_every_claim_was_judged_by_the_number_that_is_there(paper: Path) -> None:
-    judged = {each["name"]: each for each in verdicts(paper)}
-    claims = read_claims(paper / "expected.toml")
-    assert list(judged) == [claim.name for claim in claims]
-    for claim in claims:
-        value = read_number(paper / "results", claim.measured)
-        assert judged[claim.name]["value"] == value
-        assert judged[claim.name]["verdict"] == claim.judge(value)
+def test_verdicts_are_what_the_results_say(paper: Path) -> None:
+    """Outcomes, intervals and reasons: `python papers/claims.py` writes them again."""
+    found = json.loads(json.dumps(judge_all(paper, paper / "results")))
+    assert found == verdicts(paper)
+    for each in found:
+        assert each["reason"]
+        decided = each["outcome"] in ("reproduced", "contradicted")
+        assert not decided or each["interval_low"] is not None, each["name"]
 
 
 @each_paper
-def test_the_readme_counts_as_the_verdicts_do(paper: Path) -> None:
-    found = [each["verdict"] for each in verdicts(paper)]
-    yes, no, missing = (found.count(word) for word in ("reproduced", "not reproduced", "not run"))
-    text = " ".join((paper / "README.md").read_text("utf-8").split())
-    assert f"Of {len(found)} claims" in text
-    counted = f"{yes} were reproduced and {no} were not"
-    assert (f"{counted}; {missing} were not run" if missing else counted) in text
-    assert "not fully run" not in text
+def test_the_readme_has_the_table_of_the_verdicts(paper: Path) -> None:
+    text = (paper / "README.md").read_text("utf-8")
+    assert between(text, "claims", table(paper, verdicts(paper))) == text
+
+
+def test_the_papers_page_counts_as_the_verdicts_do() -> None:
+    text = (PAPERS / "README.md").read_text("utf-8")
+    assert between(text, "counts", table_of_counts(papers_here())) == text
+
+
+def test_the_essay_counts_as_the_verdicts_do() -> None:
+    total: Counter[str] = Counter()
+    text = " ".join((PAPERS.parent / "docs" / "papers.md").read_text("utf-8").split())
+    for paper in papers_here():
+        total += Counter(count(verdicts(paper))["the paper's"])
+    assert f"{total.total()} claims" in text
+    undecided = total["undecided"] + total["not run"]
+    assert f"{total['reproduced']} were reproduced, {total['contradicted']} are contradicted" in text
+    assert f"and {undecided} cannot be decided" in text
 
 
 @each_paper
 def test_only_an_experiment_without_results_is_not_run(paper: Path) -> None:
     found = verdicts(paper)
     asked = {each["measured"].partition("/")[0] for each in found}
-    missing = {each["measured"].partition("/")[0] for each in found if each["verdict"] == "not run"}
+    missing = {each["measured"].partition("/")[0] for each in found if each["outcome"] == "not run"}
     assert missing == {name for name in asked if not (paper / "results" / f"{name}.json").is_file()}
+
+
+@each_paper
+def test_a_setting_names_an_experiment_of_a_claim(paper: Path) -> None:
+    asked = {claim.experiment for claim in read_claims(paper / "expected.toml")}
+    assert set(read_settings(paper / "expected.toml")) <= asked
+
+
+@pytest.mark.parametrize(("paper", "experiment"), [("frankenstein", "figure-2-ten"), ("ckasr", "table-5-full")])
+def test_what_was_run_in_part_is_what_its_records_hold(paper: str, experiment: str, tmp_path: Path) -> None:
+    stored = json.loads((PAPERS / paper / "results" / f"{experiment}.json").read_text("utf-8"))["numbers"]
+    copy = tmp_path / "papers"
+    shutil.copytree(PAPERS / paper, copy / paper, ignore=shutil.ignore_patterns("nets", "small", "*.svg"))
+    for shared in PAPERS.glob("*.py"):
+        shutil.copy(shared, copy)
+    run(copy / paper / "parts.py")
+    assert json.loads((copy / paper / "results" / f"{experiment}.json").read_text("utf-8"))["numbers"] == stored
 
 
 @each_paper

@@ -27,7 +27,7 @@ def test_an_experiment_runs_and_can_be_drawn(tmp_path: Path) -> None:
     run(PAPER / "run.py", *options, SOSIE_DATA=str(tmp_path))
     found = json.loads((results / "bounds.json").read_text())
     assert found["numbers"]["equation_39_held"] == 1  # nothing is dropped in it
-    verdicts = {each["name"]: each["verdict"] for each in json.loads((results / "verdicts.json").read_text())}
+    verdicts = {each["name"]: each["outcome"] for each in json.loads((results / "verdicts.json").read_text())}
     assert verdicts["equation-39-additive"] == "reproduced"
     assert verdicts["figure-1-both-first"] == "not run"
     pytest.importorskip("matplotlib", reason="figures need matplotlib")

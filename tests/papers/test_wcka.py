@@ -16,14 +16,14 @@ PAPER = PAPERS / "wcka"
 def test_the_smoke_run(tmp_path: Path) -> None:
     try:
         for split in ("train", "test"):
-            open_images("mnist", split=split, limit=1)
+            open_images("mnist", split=split, max_rows=1)
     except FileNotFoundError as error:
         pytest.skip(f"MNIST is not at hand: {error}")
     results = tmp_path / "results"
     verdicts = smoke(PAPER, results, SOSIE_WORKERS="0")
     # Theorems hold even here: wCKA keeps its value under symmetries, and does not see the order of classes.
     for name in ("invariance", "blind-rolled", "blind-biased", "figure-1a-wcka-random"):
-        assert verdicts[name]["verdict"] == "reproduced", verdicts[name]
+        assert verdicts[name]["outcome"] == "reproduced", verdicts[name]
     kept = small_run(PAPER, results, "--resume", "--only", "networks")
     assert "networks: kept" in kept
     run(str(PAPER / "afterwards.py"), "--small", "--device", "cpu", "--results", str(results), SOSIE_WORKERS="0")

@@ -70,6 +70,28 @@ def test_the_map_is_drawn_to_one_scale(look: Any, width: int) -> None:
 
 
 @pytest.mark.browser
+@pytest.mark.parametrize("width", [420, 1360])
+def test_every_model_of_a_crowd_has_a_name_and_none_lies_on_another(look: Any, width: int) -> None:
+    found = a_map(10)
+    rows = [{**row, "name": f"resnet20-seed-{k}", "x": (k * 7 % 10) / 900, "y": (k % 3) / 300}
+            for k, row in enumerate(found)]  # fmt: skip
+    rows[-1] |= {"x": 1.0, "y": 0.3}
+    seen = look(Map(found.asked, tuple(rows)), width=width)
+    labels = seen.page.locator("svg text.label")
+    assert labels.count() == 10
+    boxes = [label.bounding_box() for label in labels.all()]
+    for k, a in enumerate(boxes):
+        for b in boxes[k + 1 :]:
+            apart = a["x"] + a["width"] <= b["x"] + 1 or b["x"] + b["width"] <= a["x"] + 1
+            assert apart or abs(a["y"] - b["y"]) >= 11
+    assert seen.page.title() == "A map of 10 models"
+    for kind in ("CSV", "SVG", "PNG"):
+        with seen.page.expect_download():
+            seen.page.get_by_role("button", name=kind, exact=True).click()
+    assert seen.complaints == []
+
+
+@pytest.mark.browser
 def test_rows_are_shown(look: Any) -> None:
     seen = look(neighbours())
     assert "0.5000" in seen.page.locator("table.answer").inner_text()

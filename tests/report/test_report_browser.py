@@ -177,7 +177,7 @@ def test_shortened_labels_keep_the_number_and_the_full_name(look):
 
 def saved(seen, name):
     with seen.page.expect_download() as found:
-        seen.page.get_by_role("button", name=name, exact=True).click()
+        seen.page.get_by_role("button", name=name, exact=True).first.click()
     return found.value.suggested_filename, found.value.path().read_bytes()
 
 
@@ -221,3 +221,19 @@ def test_paper_shows_every_measure(look):
     assert not seen.page.locator(".tools").first.is_visible()
     seen.page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert seen.page.locator("svg.heatmap").count() == 1
+
+
+def test_every_figure_can_be_saved_and_tabs_say_that_they_go_on(look):
+    seen = look(doubted(stages(6), stages(6)), width=360)
+    assert seen.page.get_by_text("Scroll sideways for more measures").is_visible()
+    figures = seen.page.locator("main figure")
+    for k in range(figures.count()):
+        for kind in ("CSV", "SVG", "PNG"):
+            with seen.page.expect_download() as found:
+                figures.nth(k).get_by_role("button", name=kind, exact=True).click()
+            assert found.value.suggested_filename.endswith(kind.lower())
+    seen.page.get_by_role("tab").first.press("ArrowLeft")  # the last, which lies outside
+    last = seen.page.get_by_role("tab").last.bounding_box()
+    assert last["x"] + last["width"] <= 360
+    assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert seen.complaints == []

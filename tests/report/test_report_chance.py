@@ -148,6 +148,7 @@ def heights(seen, selector):
 def test_the_curve_has_a_band_for_the_interval_and_one_for_chance(look):
     facts = {"null": np.full((3, 4), 0.25), "null_spread": np.full((3, 4), 0.125)}
     seen = look(unclear(**facts))
+    seen.page.get_by_label("Whole range").check()
     top, bottom = 28.0, 238.0  # of a scale from 1 to 0
     at = lambda value: pytest.approx(bottom + (top - bottom) * value, abs=0.06)  # noqa: E731
     assert heights(seen, "svg.curve .line-chance .band") == [at(0.375), at(0.125)]
@@ -196,12 +197,13 @@ def test_a_table_wider_than_the_screen_says_so(look):
     seen = look(doubted(stages(4), stages(4)), width=390)
     hint = seen.page.get_by_text("Scroll sideways for more columns")
     assert hint.is_visible()
-    host = seen.page.locator(".scroll-host")
+    assert seen.page.get_by_text("Scroll sideways for more measures").is_visible()
+    host = seen.page.locator(".scroll-host").last
     assert host.get_attribute("data-right") is not None
     assert host.get_attribute("data-left") is None
     area = seen.page.locator(".layers-scroll")
     area.evaluate("(area) => { area.scrollLeft = area.scrollWidth; }")
-    seen.page.wait_for_selector(".scroll-host[data-left]:not([data-right])")
+    seen.page.wait_for_selector(".panel .scroll-host[data-left]:not([data-right])")
     wide = look(doubted(stages(4), stages(4)), width=1400)
     assert not wide.page.get_by_text("Scroll sideways for more columns").is_visible()
 

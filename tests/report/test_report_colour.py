@@ -28,7 +28,7 @@ def test_steps_look_equal_and_lightness_only_rises():
 
 
 def test_numbers_can_be_read_on_every_colour():
-    script = Path(sosie.report.colour.__file__).parent / "page" / "scale.js"
+    script = Path(sosie.report.colour.__file__).parent / "page" / "shared.js"
     threshold = float(re.search(r"level > ([\d.]+) \* LEVELS", script.read_text())[1])
     brightness = linear() @ [0.2126, 0.7152, 0.0722]
     for k, light in enumerate(brightness):

@@ -52,8 +52,9 @@ def test_what_it_comes_to_in_words(upside_down: bool) -> None:
     text = sentence(found, "atom_cosine")
     first, last = ("conv3", "conv0") if upside_down else ("conv0", "conv3")
     steps = found.settled()
-    assert f"{first} settles first (0.99 of its last state from step {steps[first]} on)" in text
-    assert f"{last} last (step {steps[last]})" in text
+    assert f"{first} moved most (0.362 between step 0 and step 110)" in text
+    assert f"and came within 0.99 of its last state at step {steps[first]}; " in text
+    assert steps[last] == 110 or f"{last} settled last (step {steps[last]})" in text
     assert ("top-down" if upside_down else "bottom-up") in text
     assert f"{-1 if upside_down else 1:+.2f} over 4 sites" in text
     both = sentence(example(two_runs=True), "weight_distance")
@@ -66,7 +67,7 @@ def test_the_table_fits_and_holds_the_steps(width: int) -> None:
     text = printed(found, width)
     assert all(len(line) <= width for line in text.splitlines())
     line = next(line for line in text.splitlines() if line.strip().startswith("conv2"))
-    words = line.split()
+    words = line.replace("later", "None").split()
     assert words[1] == f"{found.to_end()[2, 0]:.3f}"
     assert words[2:4] == [str(found.settled(t)["conv2"]) for t in (0.99, 0.999)]
     assert "step 20: NaN (conv1)" in text
@@ -218,3 +219,35 @@ def test_two_sites_correlate_with_depth_whatever_they_do() -> None:
     assert "step and depth correlate" in sentence(example(3), "atom_cosine")
     assert "last" in sentence(example(2), "atom_cosine")
     assert "correlate" not in sentence(example(2), "atom_cosine")
+
+
+def moving(*to_end: list[float]) -> Dynamics:
+    """Sites with these similarities of each step to the last."""
+    steps = tuple(range(len(to_end[0])))
+    value = np.zeros((len(to_end), len(steps), len(steps)))
+    value[:, :, -1] = to_end
+    names = tuple(f"conv{k}" for k in range(len(to_end)))
+    values = {"cka": Estimate(value, 9, "rows", "up", (0.0, 1.0), 1.0)}
+    return Dynamics("run", "run", "activations", names, steps, steps, values, False, {})
+
+
+def test_nothing_settles_at_the_last_step() -> None:
+    text = sentence(moving([0.98, 0.9, 1.0], [0.4, 0.6, 1.0]), "cka")
+    assert text.startswith("By cka, conv1 moved most (0.400 between step 0 and step 2); no site came within 0.99")
+    text = sentence(moving([0.9, 0.995, 1.0], [0.4, 0.6, 1.0]), "cka")
+    assert "conv1 moved most" in text
+    assert (
+        "was not within 0.99 of its last state before that; conv0 settled" not in text
+    )  # one alone is neither first nor last
+    assert "step 2)" in text
+    assert "settled" not in sentence(moving([1.0, 1.0, 1.0], [0.995, 1.0, 1.0]), "cka")
+    assert "nothing moved" in sentence(moving([1.0, 1.0, 1.0], [0.995, 1.0, 1.0]), "cka")
+
+
+@pytest.mark.browser
+def test_the_page_shows_no_step_for_what_moves_to_the_end(look: Any) -> None:
+    seen = look(moving([0.98, 0.9, 1.0], [0.4, 0.6, 1.0]))
+    assert seen.page.locator("table.layers").inner_text().count("later") == 4
+    assert seen.page.locator(".settled-dot, .settled").count() == 0
+    assert seen.page.title() == "run over time"
+    assert seen.complaints == []

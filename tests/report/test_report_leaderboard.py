@@ -100,7 +100,9 @@ def test_the_best_come_first_and_failures_last() -> None:
 
 def test_what_it_comes_to_in_words() -> None:
     found = sentences(example())
-    assert "first says best what networks do: Spearman’s ρ of 0.70" in found[0]
+    assert "first comes first, but is not alone: Spearman’s ρ of 0.70" in found[0]
+    apart = board(entry("first", 0.7), entry("third", 0.2, difference=-0.4))
+    assert "first says best what networks do" in sentences(apart)[0]
     assert "seed and epoch" in found[0]
     assert "1 of the other 2 measures cannot be distinguished from it" in found[1]
     assert "2 of 4 separate consecutive checkpoints" in found[2]
@@ -167,3 +169,18 @@ def test_columns_sort(look: Any) -> None:
     seen.page.get_by_role("button", name="AUC").first.click()
     names = seen.page.locator(".ranking").first.locator("tbody tr").all_inner_texts()
     assert "third" in names[0]
+
+
+@pytest.mark.browser
+def test_columns_say_what_they_mean_and_none_is_first_alone(look: Any) -> None:
+    seen = look(example())
+    table = seen.page.locator(".ranking").first
+    heads = table.locator("th").all_inner_texts()
+    assert all(len(head.splitlines()) > 1 for head in heads if not head.startswith("Measure")), heads
+    places = [[head.split("\n")[0] for head in heads].index(name) for name in ("ρ seed", "Rank")]
+    assert places == sorted(places)
+    cells = table.locator("tbody tr").all_inner_texts()
+    assert "1 =" in cells[0]
+    assert "1 =" in cells[1]
+    assert "1 =" not in cells[2]
+    assert "0.50 to 0.90" in " ".join(cells[0].split())

@@ -180,3 +180,37 @@ def test_down_measures_turn_the_scale_round():
     comparison = Comparison(side("a", ["x"]), side("b", ["y"]), {"angle": angle(np.array([[0.5]]))})
     measure = data_of(render(comparison))["pairs"][0]["measures"][0]
     assert measure["full"] == [pytest.approx(np.pi / 2), 0]
+
+
+def single(**facts: object) -> Comparison:
+    """Outputs of two models, by a similarity and a distance."""
+    one, none = np.array([[0.8]]), np.array([[0.2]])
+    alike = similarity(one, doubt=False, low=one - 0.1, high=one + 0.1, null=none, null_spread=none / 10, **facts)
+    apart = similarity(none, doubt=False, closer="down", bounds=(0.0, 1.0), same=0.0, null=one, null_spread=one / 10)
+    return Comparison(
+        side("a", ["output"]), side("b", ["output"]), {"agreement": alike, "churn": apart}, "outputs", kind="outputs"
+    )
+
+
+def test_the_meaning_of_a_measure_and_its_paper_are_on_the_page() -> None:
+    found = single(meaning="Share of </script> answers.", paper="klabunde2025, nobody1999")
+    page = render(found)
+    assert "Share of \\u003c/script\\u003e answers." in page
+    assert "https://arxiv.org/abs/2305.06329" in page
+    assert "nobody1999" not in page.partition("Provenance")[0]
+    assert '<h1 dir="auto">Outputs of a and b</h1>' in page
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [420, 1400])
+def test_one_site_has_one_table_of_all_measures(look, width: int) -> None:
+    seen = look(single(meaning="Share of equal answers.", paper="klabunde2025"), width=width)
+    assert seen.page.locator("svg.heatmap, svg.curve, [role=tab]").count() == 0
+    assert seen.page.locator("table.layers tbody tr").count() == 2
+    assert seen.page.locator("a[href='https://arxiv.org/abs/2305.06329']").inner_text() == "Klabunde et al. 2025"
+    dots = [float(dot.get_attribute("cx")) for dot in seen.page.locator(".track-dot").all()]
+    assert dots == pytest.approx([6 + 138 * 0.75] * 2, abs=0.01)  # both three quarters of the way from chance
+    assert "0.700 to 0.900" in seen.page.locator("table.layers").inner_text()
+    assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert seen.requests == [seen.path.as_uri()]
+    assert seen.complaints == []

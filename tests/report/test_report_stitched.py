@@ -89,6 +89,8 @@ def test_the_page_draws_one_against_the_other(look) -> None:
     assert figures.nth(1).locator(".legend").all_inner_texts() == ["linear_cka"]
     assert "Large dots" not in figures.nth(1).inner_text(), "all are of the same size"
     assert seen.page.locator("svg.heatmap").count() == 0, "a map with nothing but a diagonal is not drawn"
+    figures.nth(1).scroll_into_view_if_needed()
+    seen.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     box = figures.nth(1).locator("circle.scatter").nth(1).bounding_box()
     seen.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     tip = seen.page.locator(".tip").inner_text()
@@ -101,3 +103,28 @@ def test_the_page_draws_one_against_the_other(look) -> None:
     assert "Large dots" in every.page.locator(".stitched").inner_text()
     assert every.page.locator("svg.heatmap").count() == 1
     assert every.complaints == []
+
+
+def axis(seen, which: str) -> list[float]:
+    return [float(text) for text in seen.page.locator(f"{which} .grid text").all_text_contents()]
+
+
+@pytest.mark.browser
+def test_axes_fit_the_values_and_show_what_each_network_reaches(look) -> None:
+    found = stitched()
+    found.provenance["accuracy"] = [0.6, 0.75]
+    seen = look(found)
+    assert seen.page.title() == "first and second, stitched"
+    curve = seen.page.locator("figure", has_text="From the first layer to the last")
+    assert curve.count() == 1, "the same curve once"
+    assert [text for text in curve.locator(".legend").all_inner_texts() if "itself" in text] == [
+        "first itself",
+        "second itself",
+    ]
+    fitted = axis(seen, "figure:has(.line-depth)")
+    assert min(fitted) >= 0.7
+    seen.page.get_by_label("Whole range").first.check()
+    assert min(axis(seen, "figure:has(.line-depth)")) == 0
+    seen.page.get_by_role("tab", name="linear_cka").click()
+    assert seen.page.locator(".legend", has_text="itself").count() == 0
+    assert seen.complaints == []

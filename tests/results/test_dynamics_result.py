@@ -12,6 +12,7 @@ from scipy.stats import spearmanr
 
 import sosie
 from sosie.files import DamagedFile
+from sosie.report import write_report
 from sosie.results import Caveat, Dynamics, Estimate
 from sosie.results.dynamics import rank_correlation
 
@@ -36,9 +37,17 @@ def test_settled_is_from_when_on_it_stays() -> None:
         [0.5, 1.0, np.nan, 1.0, 1.0],  # undefined is not near
         [np.nan] * 5,
     ])  # fmt: skip
-    assert found.settled() == {"s0": 30, "s1": 20, "s2": 0, "s3": 40, "s4": 30, "s5": None}
-    assert found.settled(0.999) == {"s0": 40, "s1": 20, "s2": 0, "s3": 40, "s4": 30, "s5": None}
+    assert found.settled() == {"s0": 30, "s1": 20, "s2": 0, "s3": None, "s4": 30, "s5": None}
+    assert found.settled(0.999) == {"s0": None, "s1": 20, "s2": 0, "s3": None, "s4": 30, "s5": None}
     assert found.settled(0.3)["s3"] == 20
+
+
+def test_being_near_itself_at_the_last_step_is_no_finding(tmp_path: Path) -> None:
+    found = towards([[0.1, 0.5, 1.0], [0.2, 0.3, 1.0]])
+    assert found.settled() == {"s0": None, "s1": None}
+    assert found.summary_columns("m")[1][1] == ["later", "later"]
+    assert "no site came within 0.99 of its last state" in write_report(found, tmp_path / "d.html").read_text()
+    assert "later" in found._repr_html_()
 
 
 def test_of_a_distance_the_threshold_is_a_share_of_the_way() -> None:
@@ -46,7 +55,7 @@ def test_of_a_distance_the_threshold_is_a_share_of_the_way() -> None:
     assert found.settled() == {"s0": 20, "s1": 10}
     assert found.settled(0.5) == {"s0": 10, "s1": 10}
     assert found.settled(within=0.021) == {"s0": 10, "s1": 10}
-    assert found.settled(within=0.0) == {"s0": 30, "s1": 20}
+    assert found.settled(within=0.0) == {"s0": None, "s1": 20}
     with pytest.raises(ValueError, match="where lower is closer"):
         towards([[0.5, 1.0]]).settled(within=0.1)
     with pytest.raises(ValueError, match="from 0 to 1"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 import sosie
 from sosie import files
 from sosie.files import DamagedFile, write_atomically
+from sosie.report import write_report
 from sosie.results import (
     Caveat,
     Comparison,
@@ -25,6 +27,7 @@ from sosie.results import (
     Estimate,
     Side,
     by_chance,
+    doubts,
     same_depth,
     stars,
     summarise,
@@ -244,6 +247,20 @@ def test_the_sentence_counts_best_matches_that_chance_would_hardly_give() -> Non
     assert "chance" not in told(p=None, p_search=None)
 
 
+def test_a_p_value_at_its_floor_is_a_bound(tmp_path: Path) -> None:
+    """Of 200 draws none was as close: p is at most 1 / 201."""
+    assert written_p(1 / 201, 1 / 201) == "≤ 0.005"
+    assert written_p(2 / 201, 1 / 201) == "0.010"
+    assert written_p(1 / 5001, 1 / 5001) == "<0.001"
+    x = np.random.default_rng(0).normal(size=(256, 6))
+    found = sosie.compare({"a": x}, {"a": x}, null="permutation", draws=200)
+    found = sosie.load(found.save(tmp_path / "c.json"))
+    assert found["debiased_cka"].p_floor == pytest.approx(1 / 201)
+    assert doubts(found["debiased_cka"], 0, 0)["p"].startswith("≤ 0.005")
+    page = write_report(found, tmp_path / "c.html").read_text()
+    assert '"pFloor":0.0049' in page.replace(" ", "")
+
+
 def test_p_values_are_written_so_that_the_level_can_be_told() -> None:
     assert [written_p(p) for p in (1e-9, 0.001, 0.0123, 0.0499, 0.0501, 0.5, 1.0)] == [
         "<0.001",
@@ -307,6 +324,71 @@ def test_pandas_notebook_and_writers() -> None:
     assert run.found[0]["sosie/linear_cka/best_match"] == board.found["sosie/linear_cka/best_match"][0]
     with pytest.raises(TypeError, match="add_scalar"):
         c.log(3)
+
+
+class Stand:
+    """What writers have been given, whichever method took it."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, float] = {}
+        self.step: int | None = -1
+
+    def take(self, metrics, step=None):
+        assert not self.found
+        self.found, self.step = metrics, step
+
+
+class Mlflow(Stand):
+    """The module mlflow: names of metrics hold few characters, log_dict writes an artifact."""
+
+    def log_metrics(self, metrics, step=None, synchronous=None, run_id=None, timestamp=None):
+        assert all(re.fullmatch(r"[\w\-. :/]+", name, re.ASCII) for name in metrics)
+        self.take(metrics, step)
+
+    def log_metric(self, key, value, step=None, synchronous=None):
+        raise AssertionError("one call for all")
+
+    def log_dict(self, dictionary, artifact_file, run_id=None):
+        raise AssertionError("not an artifact")
+
+
+class Trackio(Stand):
+    def log(self, metrics, step=None):
+        self.take(metrics, step)
+
+
+class LightningModule(Stand):
+    def log(self, name, value, prog_bar=False, logger=None):
+        raise AssertionError("one call for all")
+
+    def log_dict(self, dictionary, prog_bar=False, logger=None, on_step=None):
+        self.take(dictionary)
+
+
+class LightningLogger(Stand):
+    def log_metrics(self, metrics, step=None):
+        self.take(metrics, step)
+
+
+@pytest.mark.parametrize("kind", [Mlflow, Trackio, LightningModule, LightningLogger])
+def test_every_writer_gets_the_scalars(kind: type[Stand]) -> None:
+    c = comparison()
+    c = replace(c, values={**c.values, "mutual_knn(k=5)": c["linear_cka"]})
+    writer = kind()
+    c.log(writer, step=3)
+    assert len(writer.found) == len(c.scalars())
+    assert sorted(writer.found.values()) == sorted(c.scalars().values())
+    assert writer.step == (None if kind is LightningModule else 3)
+
+
+def test_an_mlflow_client_says_what_to_log_to() -> None:
+    class MlflowClient:
+        def log_metric(self, run_id, key, value, timestamp=None, step=None): ...
+
+        def log_batch(self, run_id, metrics=(), params=(), tags=()): ...
+
+    with pytest.raises(TypeError, match=r"mlflow\.start_run"):
+        comparison().log(MlflowClient())
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes in folders")

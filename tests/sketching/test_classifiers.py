@@ -221,7 +221,7 @@ def test_tiny10_needs_signs_for_features_and_none_for_the_product(monkeypatch: p
     tiny = "drfrankenstein-tiny10-cifar10-seed00.safetensors"
     try:
         find_file(tiny, "SOSIE_WEIGHTS")
-        train, test = (open_images("cifar10", split=split, limit=n) for split, n in (("train", 3000), ("test", 500)))
+        train, test = (open_images("cifar10", split=split, max_rows=n) for split, n in (("train", 3000), ("test", 500)))
     except FileNotFoundError as error:
         pytest.skip(f"Tiny-10 or CIFAR-10 is not at hand: {error}")
     k = sosie.sketch(f"tiny10@{tiny}", train.batches(250), sites="bn6", kernels=["features", "gradients"])

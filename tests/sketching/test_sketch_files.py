@@ -14,7 +14,9 @@ from safetensors.torch import load_file
 from sketched import random_rows, sketch_of
 from torch import Tensor
 
+import sosie
 from sosie.files import DamagedFile
+from sosie.models import small_cnn
 from sosie.sketching import Sketch
 from sosie.stats import Moments, save_statistics
 
@@ -140,3 +142,31 @@ def test_types_and_names_are_looked_at(tmp_path: Path, damage: Callable[[Path], 
     damage(path)
     with pytest.raises(DamagedFile, match=word):
         Sketch.load(path)
+
+
+def test_a_file_is_half_of_the_memory_and_says_the_same(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    a, b, images = small_cnn(), small_cnn(), torch.rand(96, 1, 28, 28)
+    pair = [sosie.sketch(model, images, sites=["relu1", "relu4"], size=64) for model in (a, b)]
+    small = [k.save(tmp_path / f"{i}.safetensors") for i, k in enumerate(pair)]
+    whole = pair[0].save(tmp_path / "whole.safetensors", dtype=torch.float32)
+    assert small[0].stat().st_size < 0.6 * whole.stat().st_size
+    assert torch.equal(Sketch.load(whole).sites[0].features.rows, pair[0].sites[0].features.rows)
+    read = [Sketch.load(path) for path in small]
+    assert read[0].sites[0].dtype == torch.float32  # computed with as before
+    for kernel in ("features", "gradients", "hadamard"):
+        before, after = (
+            sosie.compare(x.using(kernel), y.using(kernel), measures="linear_cka").matrix() for x, y in (pair, read)
+        )
+        assert abs(before - after).max() < 1e-3
+    exact = sosie.sketch(a, images, sites="relu4", size=None)
+    same = Sketch.load(exact.save(tmp_path / "exact.safetensors"))
+    assert torch.equal(same.sites[0].features.rows, exact.sites[0].features.rows)
+    with pytest.raises(ValueError, match="bfloat16 or"):
+        pair[0].save(tmp_path / "x.safetensors", dtype=torch.int8)
+
+
+def test_a_large_sketch_says_so_before_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sosie.sketching.sketches.LARGE", 2**20)
+    with pytest.warns(UserWarning, match=r"will take .* MiB.*relu1: 12,544 columns"):
+        sosie.sketch(small_cnn(), torch.rand(8, 1, 28, 28), sites=["relu1", "relu4"], size=16)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -364,3 +365,16 @@ def test_what_is_not_there_is_told(look: Look, view: str) -> None:
     assert page.locator(".wrong").inner_text()
     page.get_by_role("link", name="Back to the map").click()
     page.wait_for_selector("canvas.points")
+
+
+def test_a_name_in_the_address_works_like_a_number(look: Look) -> None:
+    page = look("#/model/base-1")
+    assert page.locator("h1").inner_text() == "base-1"
+    for view in ("#/pair/base/base-2", "#/pair/base/2"):
+        page = look(view)
+        assert page.locator("h1").inner_text().startswith("base and base-")
+        assert page.complaints == []
+    quoted = quote(HOSTILE, safe="")
+    assert look(f"#/model/{quoted}").locator("h1").inner_text() == HOSTILE
+    page = look("#/model/basse-1")
+    assert "base-1" in page.locator("main").inner_text(), "the nearest name is said"

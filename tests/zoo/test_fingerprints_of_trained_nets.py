@@ -21,7 +21,7 @@ def test_layers_of_tiny10_find_their_likes(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv(name, os.pathsep.join([str(shared / folder), os.environ.get(name, "")]))
     try:
         find_file(TINY[0], "SOSIE_WEIGHTS")
-        probe = Probe.of(open_images("cifar10", split="test", limit=128).batches(128))
+        probe = Probe.of(open_images("cifar10", split="test", max_rows=128).batches(128))
     except FileNotFoundError as error:
         pytest.skip(f"Tiny-10 or CIFAR-10 is not at hand: {error}")
     prints = [fingerprint(f"tiny10@{file}", probe, kinds="cka") for file in TINY]

@@ -117,6 +117,22 @@ def test_a_model_is_compared_on_the_probe_set_of_the_zoo(tmp_path: Path) -> None
         assert row["best"] == pytest.approx(cka.max(), abs=1e-5)
 
 
+def test_an_answer_says_what_its_value_is(tmp_path: Path) -> None:
+    zoo = new_zoo(tmp_path, 5)
+    found = zoo.search("m1")
+    assert "The value is the mean over 3 layers of the largest similarity with a layer" in found.sentence()
+    assert "opposite direction" in zoo.search("m1", symmetric=True).sentence()
+    assert "similarity with a layer of the model, at layer0" in zoo.search("m1", site="layer0").sentence()
+    # A pair of layers beside a mean would look as if the value were that pair's.
+    assert not {"site_a", "site_b"} & set(found.table()[0])
+    assert "site_b" not in found._repr_html_()
+    assert {"site_a", "site_b", "best"} <= set(found.rows()[0])
+    layers = zoo.search("m1", by="layer")
+    assert {"site_a", "site_b"} <= set(layers.table()[0])
+    assert "The value" not in layers.sentence()
+    assert "mean over" not in Neighbours({"query": "m", "by": "model"}, found.found).sentence()  # of an old file
+
+
 def test_saved_and_read_again(tmp_path: Path) -> None:
     zoo = new_zoo(tmp_path, 5)
     zoo.add(made(9), "<b>bold<b>")

@@ -74,10 +74,10 @@ def test_data_that_can_be_read_once_or_come_in_another_order_make_a_zoo(tmp_path
 
 def test_as_many_inputs_are_taken_as_at_first(tmp_path: Path) -> None:
     more = torch.arange(60.0).reshape(20, 3)
-    assert Zoo(tmp_path / "z", more, inputs=8).probe.n == 8
+    assert Zoo(tmp_path / "z", more, max_rows=8).probe.n == 8
     assert Zoo(tmp_path / "z", more).probe.n == 8
     with pytest.raises(ValueError, match=r"8 inputs of hash .* 12 of hash"):
-        Zoo(tmp_path / "z", more, inputs=12)
+        Zoo(tmp_path / "z", more, max_rows=12)
 
 
 def test_another_probe_set_is_refused_naming_both(tmp_path: Path) -> None:

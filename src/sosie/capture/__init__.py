@@ -9,6 +9,7 @@ from .batches import (
     copied,
     count_inputs,
     cut,
+    explain_images,
     explain_types,
     input_rows,
     join,
@@ -23,8 +24,26 @@ from .batches import (
 )
 from .linear import Linearised, NotLinear, check_linear, linearised, weighted_layers
 from .restore import as_found, borrowed, kept_attributes, restored_after_errors
-from .rows import RULES, Masks, Rule, check_rule, gives_several_rows, mask_of, needs_axes, rows_per_input, to_rows
-from .saved import ActivationFile, open_activations, read_npz, read_safetensors
+from .rows import (
+    RULES,
+    Masks,
+    Rule,
+    check_rule,
+    gives_several_rows,
+    mask_of,
+    needs_axes,
+    rows_per_input,
+    rule_name,
+    to_rows,
+)
+from .saved import (
+    ACTIVATIONS,
+    ACTIVATIONS_VERSION,
+    ActivationFile,
+    open_activations,
+    read_npz,
+    read_safetensors,
+)
 from .sites import (
     Keep,
     NoRows,

@@ -741,6 +741,25 @@ def shapes_for(first: _ConvNd) -> list[tuple[int, ...]]:
     return [(first.in_channels, *[side] * axes) for side in sides]
 
 
+def explain_images(error: Exception, model: nn.Module, batch: Any) -> None:
+    """Raise a clearer error if images of uint8, or without a batch axis, may be why a model cannot be run."""
+    if not isinstance(images := without_labels(batch), Tensor):
+        return
+    shape = tuple(images.shape)
+    if images.dtype == torch.uint8 and types_of(model) and "type" in str(error):
+        expected = " and ".join(sorted(map(_type_name, types_of(model))))
+        raise ValueError(
+            f"images of uint8, shape {shape}, for a model of {expected}: give floats in [0, 1], images.float() / 255"
+        ) from error
+    first = next((m for m in model.modules() if isinstance(m, (nn.Linear, nn.Embedding, _ConvNd))), None)
+    if isinstance(first, _ConvNd) and images.ndim == first.weight.ndim - 1:
+        raise ValueError(
+            f"a batch has shape {shape}, but the first layer takes {first.weight.ndim} dimensions, of which the first "
+            "counts the inputs: write image[None] for a single image, torch.stack(images) for a list of them "
+            f"(the model says: {error})"
+        ) from error
+
+
 def explain_types(error: RuntimeError, model: nn.Module, inputs: Any, word: str) -> None:
     """Raise a clearer error if torch objects to the type of an input; otherwise return, so the caller re-raises."""
     types = types_of(model)

@@ -101,6 +101,11 @@ def check_rule(rule: Rule) -> None:
         raise ValueError(f"no row rule {rule!r}: there are {', '.join(RULES)}, or a function")
 
 
+def rule_name(rule: Rule) -> str:
+    """Return the name of a rule, which for a function is its own."""
+    return rule if isinstance(rule, str) else getattr(rule, "__name__", "function")
+
+
 def token_mask(mask: Tensor, rule: str, activation: Tensor, *, site: Site) -> Tensor | None:
     """Return True at real tokens; None if there is no padding."""
     tokens = activation.shape[1] if site.channels_last else activation.shape[2]

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..checks import matching, nearest
-from ..files import DamagedFile, check_hash
+from ..files import DamagedFile, check_hash, check_schema, check_tensors
 from .batches import number_array, with_tensors
 from .rows import Rule, to_rows
 from .sites import Site, SiteError
@@ -143,15 +143,43 @@ def _inflating_reader(
     return read
 
 
+ACTIVATIONS, ACTIVATIONS_VERSION = "activations", 2  # the format of files that `extract` writes
+_ABOUT = {
+    "sites": [str],
+    "rows": str,
+    "model": str,
+    "name": (str, None),
+    "max_rows": (int, None),
+    "left_out": [[str]],
+    "mixing": (str, None),
+}
+
+
+def about_extracted(path: Path) -> dict[str, Any]:
+    """What a file that `extract` wrote says about its rows; empty for other files."""
+    with safe_open(path, framework="pt") as file:
+        text = file.metadata() or {}
+    if text.get("format") != f"sosie-{ACTIVATIONS}":
+        return {}
+    try:
+        about: dict[str, Any] = json.loads(text["about"])
+    except (KeyError, ValueError) as error:
+        raise DamagedFile(f"{path} is damaged: it does not say which rows it holds") from error
+    check_schema(path, about, _ABOUT)
+    return about
+
+
 def read_safetensors(path: Path) -> dict[str, Stored]:
     """Return the tensors of a .safetensors file, sliced on disk."""
     try:
         file = safe_open(path, framework="pt")
         about = file.metadata() or {}
-        check_hash(path, about)
         kind = about.get("format", "")
-        if not kind.startswith("sosie-"):
-            order = json.loads(about.get("sites", "[]"))
+        check_hash(path, about)
+        if (extracted := kind == f"sosie-{ACTIVATIONS}") or not kind.startswith("sosie-"):
+            if extracted:
+                check_tensors(path, about, ACTIVATIONS, ACTIVATIONS_VERSION)
+            order = about_extracted(path)["sites"] if extracted else json.loads(about.get("sites", "[]"))
             names = sorted(
                 file.keys(), key=lambda name: (order.index(name) if name in order else len(order), _natural(name))
             )
@@ -180,10 +208,13 @@ _PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle")
 class ActivationFile:
     """Activations by site, for the same inputs in the same order."""
 
-    def __init__(self, stored: Mapping[str, Stored], name: str, path: Path | None = None) -> None:
+    def __init__(
+        self, stored: Mapping[str, Stored], name: str, path: Path | None = None, about: dict[str, Any] | None = None
+    ) -> None:
         _check(stored, name)
         self.name = name
         self.path = path  # None if they are in memory
+        self.about = about or {}  # what a file that `extract` wrote says: "rows", "model" …
         self._stored = dict(stored)
         self.n = next(iter(stored.values())).shape[0]
         # Three dimensions are read as tokens, more as NCHW maps; a function as row rule reads them differently.
@@ -245,7 +276,8 @@ def open_activations(source: Mapping[str, Any] | str | os.PathLike[str]) -> Acti
         raise ValueError(f"{path}: saved activations are .npz or .safetensors files, not {suffix or 'this'}")
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
-    return ActivationFile(readers[suffix](path), str(path), path)
+    stored = readers[suffix](path)
+    return ActivationFile(stored, str(path), path, about_extracted(path) if suffix == ".safetensors" else None)
 
 
 def _in_memory(site: Any, array: Any) -> Stored:

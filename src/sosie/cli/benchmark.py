@@ -13,27 +13,45 @@ from . import options as opt
 def benchmark(
     measures: Annotated[
         list[str] | None,
-        typer.Argument(
-            help="Measures of sosie, with options (mutual_knn(k=5)), or file.py:function; default: all of sosie's."
+        opt.argument(
+            opt.INPUTS,
+            "MEASURE",
+            "Measures of sosie, with options (mutual_knn(k=5)), or your own, file.py:function.",
+            default="all of sosie's",
         ),
     ] = None,
-    scale: Annotated[str, typer.Option(help="smoke (seconds), small (minutes on a CPU) or paper (a GPU).")] = "smoke",
-    out: Annotated[Path, typer.Option(help="The folder for networks, results and the page.")] = Path("benchmark"),
+    scale: Annotated[
+        str, opt.option(opt.RUN, "SCALE", "smoke (seconds), small (minutes on a CPU) or paper (a GPU).")
+    ] = "smoke",
+    out: Annotated[Path, opt.option(opt.OUTPUT, "FOLDER", "The folder for networks, results and the page.")] = Path(
+        "benchmark"
+    ),
     of: Annotated[
-        str | None, typer.Option(help="What your function compares: activations (the default) or models.")
+        str | None,
+        opt.option(opt.INPUTS, "KIND", "What your function compares: activations or models.", default="activations"),
     ] = None,
     closer: Annotated[
         str | None,
-        typer.Option(help="up if larger is more alike, else down; default: measured."),
+        opt.option(
+            opt.INPUTS, "DIRECTION", "Of your function: up if larger is more alike, else down.", default="measured"
+        ),
     ] = None,
-    rows: Annotated[int | None, typer.Option(min=4, help="Images at most, for slow measures.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of networks, images, attacks and intervals.")] = 0,
-    device: opt.Device = None,
-    anew: Annotated[bool, typer.Option("--anew", help="Ignore the results in the folder.")] = False,
+    rows: Annotated[
+        int | None, opt.option(opt.INPUTS, "N", "Images at most, for slow measures.", default="all", min=4)
+    ] = None,
+    seed: Annotated[int, opt.option(opt.RUN, "N", "Seed of networks, images, attacks and intervals.", min=0)] = 0,
+    device: Annotated[
+        str | None, opt.option(opt.RUN, "DEVICE", "Compute on cpu, cuda, cuda:1 …", default="cpu")
+    ] = None,
+    anew: Annotated[bool, opt.flag(opt.RUN, "--anew", "Ignore the results in the folder.")] = False,
 ) -> None:
-    """Test measures: calibration, correlation with what networks do, manipulation.
+    """Is this similarity measure any good, or mine?
 
-    Finished parts are kept: after an interruption the same command goes on, and new measures join the others.
+    $ sosie benchmark linear_cka procrustes_angle
+    $ sosie benchmark mine.py:measure --closer up --out mine
+
+    Measures are tested for calibration, correlation with what networks do, and manipulation. Finished parts are kept:
+    after an interruption the same command goes on, and new measures join the others.
     """
     from ..benchmark import run_benchmark
     from ..report import print_leaderboard, write_report

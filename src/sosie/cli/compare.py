@@ -5,55 +5,72 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from . import options as opt
 
 
 def compare(
     models: Annotated[
         list[str],
-        typer.Argument(
-            help=f"{opt.MODELS}, saved activations (.npz, .safetensors), sketches, or files of statistics to merge."
+        opt.argument(
+            opt.INPUTS,
+            "MODEL",
+            f"{opt.MODELS}; also saved activations (.npz, .safetensors), sketches, or statistics to merge; "
+            "base=MODEL gives one a name.",
         ),
     ],
     data: opt.Data = None,
     measures: Annotated[
         str | None,
-        typer.Option(
-            help="Measures, separated by commas; options in brackets. Default: debiased_cka; for sketches linear_cka.",
-            show_default=False,
+        opt.option(
+            opt.COMPARED,
+            "NAMES",
+            "Measures, separated by commas; options in brackets: mutual_knn(k=5).",
+            default="debiased_cka; for sketches linear_cka",
         ),
     ] = None,
     sites: opt.Sites = None,
     sites_a: opt.SitesA = None,
     sites_b: opt.SitesB = None,
     rows: opt.Rows = "flatten",
+    rows_a: opt.RowsA = None,
+    rows_b: opt.RowsB = None,
     max_rows: opt.MaxRows = None,
     batch: opt.Batch = 256,
-    exact: Annotated[bool, typer.Option("--exact", help="Use whole Gram matrices or covariances, not blocks.")] = False,
-    block: Annotated[int, typer.Option(min=4, help="Rows per block of Gram matrices.")] = 64,
+    exact: Annotated[
+        bool, opt.flag(opt.SURE, "--exact", "Use whole Gram matrices or covariances, not blocks.")
+    ] = False,
+    block: Annotated[int, opt.option(opt.SURE, "N", "Rows per block of Gram matrices.", min=4)] = 64,
     device: opt.Device = None,
-    precision: Annotated[str | None, typer.Option(help="tf32, float32 or float64.")] = None,
-    memory: opt.Memory = None,
-    seed: Annotated[int, typer.Option(help="Seed of sampled rows and of models without weights.")] = 0,
-    null: Annotated[str | None, typer.Option(help="permutation: report chance and p-values.")] = None,
-    draws: Annotated[int, typer.Option(min=1, help="Number of shuffles for p-values.")] = 200,
-    interval: Annotated[bool, typer.Option("--interval", help="A 95 % interval for every measure.")] = False,
-    kernel: Annotated[
-        str | None, typer.Option(help="For sketches: hadamard, features, gradients, sum, maps, midpoint.")
+    precision: Annotated[
+        str | None, opt.option(opt.RUN, "PRECISION", "tf32, float32 or float64.", default="chosen for each statistic")
     ] = None,
-    unpaired: Annotated[bool, typer.Option("--unpaired", help="Two sketches that share no rows.")] = False,
-    resume: Annotated[Path | None, typer.Option(help="Save statistics here on the way; continue from them.")] = None,
+    memory: opt.Memory = None,
+    seed: Annotated[int, opt.option(opt.RUN, "N", "Seed of sampled rows and of models without weights.")] = 0,
+    null: Annotated[str | None, opt.option(opt.SURE, "KIND", "permutation: also report chance and p-values.")] = None,
+    draws: Annotated[int, opt.option(opt.SURE, "N", "Number of shuffles for p-values.", min=1)] = 200,
+    interval: Annotated[bool, opt.flag(opt.SURE, "--interval", "A 95 % interval for every measure.")] = False,
+    kernel: Annotated[
+        str | None,
+        opt.option(opt.COMPARED, "NAME", "For sketches: hadamard, features, gradients, sum, maps, midpoint."),
+    ] = None,
+    unpaired: Annotated[bool, opt.flag(opt.COMPARED, "--unpaired", "Two sketches that share no rows.")] = False,
+    resume: Annotated[
+        Path | None, opt.option(opt.RUN, "FILE", "Save statistics here on the way; continue from them.")
+    ] = None,
     out: opt.Out = None,
     html: opt.Html = None,
     full: opt.Full = False,
 ) -> None:
-    """Compare models layer by layer on the same inputs, in one pass."""
+    """Which layers of models represent the same inputs alike?
+
+    $ sosie compare small_cnn@demo-a.safetensors small_cnn@demo-b.safetensors --data demo --html c.html
+    $ sosie compare "small_cnn(seed=0)" "small_cnn(seed=1)" --data demo --measures "mutual_knn(k=5)"
+    """
     from .. import engine, sketching
 
     opt.check_outputs(out, html, resume)
     things: list[Any]
+    models, names = opt.split_names(models)
     if unpaired or any(map(sketching.is_sketch, models)):
         if unpaired and len(models) != 2:
             raise ValueError(f"--unpaired compares two sketches, got {len(models)}")
@@ -62,6 +79,7 @@ def compare(
                 f"sketches are only compared with sketches, not with {', '.join(others)}; `sosie sketch` makes one"
             )
         fixed: dict[str, Any] = {"--data": data, "--sites": sites, "--sites-a": sites_a, "--sites-b": sites_b}
+        fixed |= {"--rows-a": rows_a, "--rows-b": rows_b}
         fixed |= {"--max-rows": max_rows, "--device": device, "--precision": precision, "--memory": memory}
         fixed |= {"--resume": resume, "--exact": exact or None, "--interval": interval or None}
         if wrong := opt.given(**fixed):
@@ -74,7 +92,7 @@ def compare(
         things = [engine.open_source(text, seed=seed) for text in models]
     if unpaired:
         unpaired_values = sketching.compare_unpaired(
-            *things, measures=opt.split(measures) or sketching.UNPAIRED,
+            *map(sketching.named, things, names or [None, None]), measures=opt.split(measures) or sketching.UNPAIRED,
             draws=draws if null is not None else None, seed=seed,
         )  # fmt: skip
         opt.tell(unpaired_values, out, html, full=full)
@@ -84,7 +102,8 @@ def compare(
             things,
             opt.open_data(data, batch),
             measures=opt.split(measures), sites=opt.split(sites), sites_a=opt.split(sites_a),
-            sites_b=opt.split(sites_b), rows=rows, max_rows=max_rows, exact=exact, block=block,
+            sites_b=opt.split(sites_b), rows=rows, rows_a=rows_a, rows_b=rows_b, names=names, max_rows=max_rows,
+            exact=exact, block=block,
             device=opt.own_device(device), precision=precision, memory=memory, seed=seed, null=null, draws=draws,
             interval=interval, resume=resume,
         )  # fmt: skip

@@ -4,32 +4,50 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from . import options as opt
 
 
 def cost(
-    model: Annotated[str, typer.Argument(help="A model, e.g. 'alexnet(atoms=9)' or tiny10@weights.safetensors.")],
-    model_b: Annotated[str | None, typer.Argument(help="The other; default: the same model.")] = None,
+    model: Annotated[
+        str, opt.argument(opt.INPUTS, "MODEL", "A model, e.g. 'alexnet(atoms=9)' or tiny10@weights.safetensors.")
+    ],
+    model_b: Annotated[str | None, opt.argument(opt.INPUTS, "MODEL_B", "The other.", default="the same model")] = None,
     measures: Annotated[
         str | None,
-        typer.Option(help="Measures, separated by commas; default: cca_r2, linear_cka, wcka; for atoms atom_cosine."),
+        opt.option(
+            opt.COMPARED,
+            "NAMES",
+            "Measures, separated by commas.",
+            default="cca_r2, linear_cka, wcka; for atoms atom_cosine",
+        ),
     ] = None,
-    probes: Annotated[str, typer.Option(help="Numbers of inputs, separated by commas.")] = "100,1000,10000",
-    data: Annotated[str | None, typer.Option(help="Inputs, e.g. demo or cifar10; default: random ones.")] = None,
+    probes: Annotated[
+        str, opt.option(opt.INPUTS, "NUMBERS", "Numbers of inputs, separated by commas.")
+    ] = "100,1000,10000",
+    data: Annotated[
+        str | None, opt.option(opt.INPUTS, "DATA", "Inputs, e.g. demo or cifar10.", default="random ones")
+    ] = None,
     shape: opt.Shape = None,
     sites: Annotated[
-        str | None, typer.Option(help="Sites of both models; default: layers of atoms, or those of `sosie compare`.")
+        str | None,
+        opt.option(
+            opt.COMPARED, "NAMES", "Sites of both models.", default="layers of atoms, or those of `sosie compare`"
+        ),
     ] = None,
     rows: opt.Rows = "positions",
     batch: opt.Batch = 128,
-    seed: Annotated[int, typer.Option(help="Seed of random inputs and of models without weights.")] = 0,
+    seed: Annotated[int, opt.option(opt.RUN, "N", "Seed of random inputs and of models without weights.")] = 0,
     device: opt.Device = None,
     memory: opt.Memory = None,
     out: opt.Out = None,
 ) -> None:
-    """Measure what measures cost for a pair of models: FLOPs, time and memory, as the number of inputs grows."""
+    """What does a measure cost in operations, time and memory?
+
+    $ sosie cost small_cnn --measures linear_cka --probes 100,1000
+    $ sosie cost "small_cnn(atoms=6)" --measures atom_cosine --probes 100
+
+    Measured for a pair of models, as the number of inputs grows.
+    """
     from .. import benchmark
 
     opt.check_outputs(out)

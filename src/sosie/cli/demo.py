@@ -7,15 +7,21 @@ from typing import Annotated
 
 import typer
 
+from . import options as opt
+
 
 def demo(
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("demo.html"),
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the 2,000 training images.")] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the first network; the second has the next.")] = 0,
+    out: Annotated[Path, opt.option(opt.OUTPUT, "FILE", "The page to write.")] = Path("demo.html"),
+    epochs: Annotated[int, opt.option(opt.RUN, "N", "Passes over the 2,000 training images.", min=1)] = 10,
+    seed: Annotated[int, opt.option(opt.RUN, "N", "Seed of the first network; the second has the next.", min=0)] = 0,
 ) -> None:
-    """Train two small networks on images that come with sosie, compare and stitch them, and write pages.
+    """See what sosie does, with two small networks trained in a minute.
 
-    The networks stay as demo-a.safetensors and demo-b.safetensors, for `sosie compare small_cnn@demo-a.safetensors …`.
+    $ sosie demo
+    $ sosie demo --epochs 3 --out trial.html
+
+    The networks are compared and stitched, and stay as demo-a.safetensors and demo-b.safetensors beside the pages: the
+    models `small_cnn@demo-a.safetensors` and `small_cnn@demo-b.safetensors` in the examples of the other verbs.
     """
     from ..data import open_images
     from ..engine import compare

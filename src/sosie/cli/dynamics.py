@@ -6,33 +6,46 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from . import options as opt
 
 
 def dynamics(
     runs: Annotated[
         list[str],
-        typer.Argument(
-            help="A folder that a recorder wrote, or two; or checkpoints in order of time (models as for compare, or "
-            "weights files)."
+        opt.argument(
+            opt.INPUTS,
+            "RUN",
+            "A folder that a recorder wrote, or two; or checkpoints in order of time (models as for compare, or "
+            "weights files).",
         ),
     ],
     steps: Annotated[
         str | None,
-        typer.Option(help="For checkpoints: the step of each, separated by commas (0,10,100); default: 0, 1, 2 …"),
+        opt.option(
+            opt.INPUTS,
+            "STEPS",
+            "For checkpoints: the step of each, e.g. 0,10,100.",
+            default="0, 1, 2 …",
+        ),
     ] = None,
     measures: Annotated[
         str | None,
-        typer.Option(help="Measures, separated by commas; default: atom_cosine, weight_cosine or debiased_cka."),
+        opt.option(
+            opt.COMPARED,
+            "NAMES",
+            "Measures, separated by commas.",
+            default="atom_cosine, weight_cosine or debiased_cka",
+        ),
     ] = None,
     data: Annotated[
-        str | None, typer.Option(help="For checkpoints: compare activations on these data, as for compare.")
+        str | None,
+        opt.option(opt.INPUTS, "DATA", "For checkpoints: compare activations on these data, as for compare."),
     ] = None,
-    sites: Annotated[str | None, typer.Option(help="Sites: names and globs.")] = None,
+    sites: opt.Sites = None,
     rows: opt.Rows = "flatten",
-    max_rows: Annotated[int | None, typer.Option(min=4, help="Inputs for checkpoints (1024).")] = None,
+    max_rows: Annotated[
+        int | None, opt.option(opt.INPUTS, "N", "Inputs for checkpoints.", default="1024", min=4)
+    ] = None,
     batch: opt.Batch = 256,
     device: opt.Device = None,
     memory: opt.Memory = None,
@@ -40,17 +53,24 @@ def dynamics(
     html: opt.Html = None,
     full: opt.Full = False,
 ) -> None:
-    """Compare all recorded times of a run with each other: which layer settles when, and in which order."""
+    """Which layer settles when during training, and in which order?
+
+    $ sosie dynamics "small_cnn(seed=0)" small_cnn@demo-a.safetensors --data demo --steps 0,10
+    $ sosie dynamics "small_cnn(seed=0)" small_cnn@demo-a.safetensors --html d.html
+    """
     from .. import history
     from ..history.run_folder import is_run
 
     opt.check_outputs(out, html)
+    runs, names = opt.split_names(runs)
     recorded = [text for text in runs if is_run(text)]
     if recorded and len(recorded) < len(runs):
         other = next(text for text in runs if text not in recorded)
         raise ValueError(f"{recorded[0]} is a recorded run and {other} is not: name one or two runs, or checkpoints")
     if len(recorded) > 2:
         raise ValueError(f"name one run, or two to compare; got {len(recorded)}")
+    if names is not None and not recorded:
+        raise ValueError("checkpoints have steps, not names: --steps 0,10,100")
     if not recorded and len(runs) == 1 and not Path(runs[0]).exists():
         raise FileNotFoundError(f"no recorded run {runs[0]}: no such folder. Name two checkpoints or more")
     folders = [text for text in runs if Path(text).is_dir()]
@@ -62,7 +82,7 @@ def dynamics(
     result = history.dynamics(
         recorded[0] if recorded else checkpoints, recorded[1] if len(recorded) == 2 else None,
         measures=opt.split(measures), data=opt.open_data(data, batch),
-        sites=opt.split(sites), rows=rows, max_rows=max_rows, device=device, memory=memory,
+        names=names, sites=opt.split(sites), rows=rows, max_rows=max_rows, device=device, memory=memory,
     )  # fmt: skip
     opt.tell(result, out, html, full=full)
 

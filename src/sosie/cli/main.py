@@ -13,13 +13,19 @@ import typer
 
 from .. import __version__
 from . import papers, zoo
+from .help import Verb, Verbs
 
-VERBS = (
-    *("demo", "compare", "outputs", "sites", "measures", "report", "stitch", "sketch", "transfer", "weights"),
-    *("dynamics", "cost", "benchmark", "serve"),
-)  # in the order of the help; a module each
+ZOO = "Make and search"
+VERBS = {
+    "Compare": ("compare", "outputs", "weights", "stitch", "dynamics", "transfer"),
+    ZOO: ("demo", "extract", "sketch"),
+    "Look": ("sites", "measures", "report", "serve"),
+    "Put to the test": ("benchmark", "cost"),
+}  # by the question they answer, in the order of the help; a module each
 app = typer.Typer(
     name="sosie",
+    cls=Verbs,
+    epilog="`sosie VERB --help` has examples and all options; `sosie --version`.",
     help="How alike are these neural networks: in what they represent, what they do, and what they are made of?",
     no_args_is_help=True,
     add_completion=False,
@@ -42,14 +48,21 @@ def _interruptible(verb: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-for _name in VERBS:
-    app.command()(_interruptible(getattr(import_module(f"{__package__}.{_name}"), _name)))
-_zoo = typer.Typer(help=zoo.HELP, no_args_is_help=True)
-for _name, _verb in (zoo.VERBS | zoo.QUESTIONS).items():
-    _zoo.command(_name)(_interruptible(_verb))
-app.add_typer(_zoo, name="zoo")
+for _group, _names in VERBS.items():
+    for _name in _names:
+        _verb = getattr(import_module(f"{__package__}.{_name}"), _name)
+        app.command(cls=Verb, rich_help_panel=_group)(_interruptible(_verb))
+_zoo = typer.Typer(cls=Verbs, help=zoo.HELP, no_args_is_help=True)
+for _group, _verbs in (("Make and keep", zoo.VERBS), ("Ask", zoo.QUESTIONS)):
+    for _name, _verb in _verbs.items():
+        _zoo.command(_name, cls=Verb, rich_help_panel=_group)(_interruptible(_verb))
+app.add_typer(_zoo, name="zoo", rich_help_panel=ZOO)
 # Other arguments go to the paper's own script.
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(_interruptible(papers.papers))
+app.command(
+    cls=Verb,
+    rich_help_panel="Put to the test",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)(_interruptible(papers.papers))
 
 
 def _version(requested: bool) -> None:

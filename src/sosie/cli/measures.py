@@ -14,7 +14,13 @@ FACTS = Path(__file__).resolve().parents[1] / "measures" / "facts.json"
 
 
 def measures(as_json: opt.AsJson = False) -> None:
-    """List the measures with range, direction, invariances, cost and paper."""
+    """Which measures are there, and what does each one mean?
+
+    $ sosie measures
+    $ sosie measures --json
+
+    Range, direction, invariances, cost and paper of each.
+    """
     from ..report.terminal import print_measures
 
     result = json.loads(FACTS.read_text("utf-8"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -12,27 +13,52 @@ from typing import Annotated, Any
 
 import typer
 
+GROUPS = INPUTS, COMPARED, EVERY, WHICH, ABOUT, SURE, RUN, OUTPUT = (
+    *("Inputs", "What is compared", "With --all-sites", "Which models of the zoo", "About the models"),
+    *("How sure", "How it runs", "Output"),
+)  # of options in `--help`, in this order
+
+
+def argument(group: str, metavar: str, help: str, default: str | bool = True) -> Any:
+    """An argument of a group; `default` says what is used if none is given and the signature has only None."""
+    return typer.Argument(metavar=metavar, help=help, show_default=default, rich_help_panel=group)
+
+
+def option(group: str, metavar: str, help: str, *names: str, default: str | bool = True, **limits: Any) -> Any:
+    """An option of a group with a value; `names` if they are not those of the parameter, `limits` are min and max."""
+    return typer.Option(*names, metavar=metavar, help=help, show_default=default, rich_help_panel=group, **limits)
+
+
+def flag(group: str, name: str, help: str) -> Any:
+    """An option of a group without a value."""
+    return typer.Option(name, help=help, rich_help_panel=group)
+
+
 MODELS = (
-    "Two models or more (tiny10@weights.safetensors, file.py:factory@weights, torchvision:resnet18, timm:…, hf:folder)"
+    "Two models or more: tiny10@weights.safetensors, file.py:factory@weights, torchvision:resnet18, timm:…, hf:folder"
 )
-Data = Annotated[
-    str | None,
-    typer.Option(help="demo, npz:file, folder:path, cifar10, cifar100, svhn, mnist, fashion-mnist, file.py:factory."),
+DATA = "What to run on: demo, npz:file, folder:path, cifar10, cifar100, svhn, mnist, fashion-mnist, file.py:factory."
+ROWS = "How activations become rows: flatten, mean, positions, cls or last."
+Data = Annotated[str | None, option(INPUTS, "DATA", DATA)]
+MaxRows = Annotated[int | None, option(INPUTS, "N", "Stop after this many inputs.", default="all", min=1)]
+Shape = Annotated[
+    str | None, option(INPUTS, "SHAPE", "Shape of one input, e.g. 3x32x32.", default="from the first layer")
 ]
-Sites = Annotated[str | None, typer.Option(help="Sites of every model: names, globs, leaves, blocks.")]
-SitesA = Annotated[str | None, typer.Option(help="Sites of the first model.")]
-SitesB = Annotated[str | None, typer.Option(help="Sites of the second model.")]
-Shape = Annotated[str | None, typer.Option(help="Shape of one input, e.g. 3x32x32; default: from the first layer.")]
-Rows = Annotated[str, typer.Option(help="flatten, mean, positions, cls or last.")]
-MaxRows = Annotated[int | None, typer.Option(min=1, help="Stop after this many inputs.")]
-Batch = Annotated[int, typer.Option(min=1, help="Inputs per forward pass; does not change values.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …")]
-Memory = Annotated[str | None, typer.Option(help="Memory limit for statistics of the models, e.g. 4GiB.")]
-Out = Annotated[Path | None, typer.Option(help="Write the result as JSON.")]
-Html = Annotated[Path | None, typer.Option(help="Write an HTML page.")]
-Full = Annotated[bool, typer.Option("--full", help="Print every layer, and every pair of several models.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print everything as JSON.")]
-Folder = Annotated[Path, typer.Argument(metavar="ZOO", help="The folder of the zoo.")]
+Sites = Annotated[str | None, option(COMPARED, "NAMES", "Sites of every model: names, globs, leaves, blocks.")]
+SitesA = Annotated[str | None, option(COMPARED, "NAMES", "Sites of the first model.")]
+SitesB = Annotated[str | None, option(COMPARED, "NAMES", "Sites of the second model.")]
+Rows = Annotated[str, option(COMPARED, "RULE", ROWS)]
+RowsA = Annotated[str | None, option(COMPARED, "RULE", "Rows of the first model, where they differ.")]
+RowsB = Annotated[str | None, option(COMPARED, "RULE", "Rows of the second model, where they differ.")]
+Inputs = Annotated[int | None, typer.Option(hidden=True)]  # the name that --max-rows had before
+Batch = Annotated[int, option(RUN, "N", "Inputs per forward pass; does not change values.", min=1)]
+Device = Annotated[str | None, option(RUN, "DEVICE", "Compute on cpu, cuda, cuda:1 …", default="the model's")]
+Memory = Annotated[str | None, option(RUN, "SIZE", "Memory limit for statistics of the models, e.g. 4GiB.")]
+Out = Annotated[Path | None, option(OUTPUT, "FILE", "Write the result as JSON.")]
+Html = Annotated[Path | None, option(OUTPUT, "FILE", "Write an HTML page.")]
+Full = Annotated[bool, flag(OUTPUT, "--full", "Print every layer, and every pair of several models.")]
+AsJson = Annotated[bool, flag(OUTPUT, "--json", "Print everything as JSON.")]
+Folder = Annotated[Path, argument(INPUTS, "ZOO", "The folder of the zoo.")]
 
 
 def split(text: str | None) -> list[str] | None:
@@ -50,6 +76,28 @@ def split(text: str | None) -> list[str] | None:
     if not items:
         raise ValueError(f"an empty list: {text!r}")
     return items
+
+
+def split_names(models: list[str]) -> tuple[list[str], list[str | None] | None]:
+    """The models of "base=tiny10@a.safetensors", and their names: what stands before the first =, if that can be one.
+
+    A part of a path or a specification is no name: lr=0.1/a.npz if there is such a file, ./lr=0.1/a.npz if not,
+    tiny10(seed=1), tiny10@lr=1.safetensors.
+    """
+    parts = [re.fullmatch(r"([^/\\.@:(=]+)=(.+)", text) if not Path(text).exists() else None for text in models]
+    names = [part and part[1].strip() for part in parts]
+    specs = [part[2] if part else text for part, text in zip(parts, models, strict=True)]
+    return specs, names if any(names) else None
+
+
+def renamed_inputs(inputs: int | None, max_rows: int | None) -> int | None:
+    """The value of --max-rows, which was --inputs."""
+    if inputs is None:
+        return max_rows
+    if max_rows is not None:
+        raise ValueError("--inputs is called --max-rows now: give it once")
+    typer.echo("note: --inputs is called --max-rows now; the next version knows only that", err=True)
+    return inputs
 
 
 def given(**options: Any) -> dict[str, Any]:

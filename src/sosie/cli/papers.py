@@ -12,13 +12,26 @@ from typing import Annotated
 
 import typer
 
+from . import options as opt
+
+OUTCOMES = ("reproduced", "contradicted", "undecided", "not run")
+
 
 def papers(
     context: typer.Context,
-    name: Annotated[str | None, typer.Argument(help="Run this one; further arguments go to its run.py.")] = None,
-    folder: Annotated[Path | None, typer.Option(help="The folder papers/ of the repository of sosie.")] = None,
+    name: Annotated[
+        str | None, opt.argument(opt.INPUTS, "NAME", "Run this one; further arguments go to its run.py.")
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        opt.option(opt.INPUTS, "FOLDER", "The folder papers/ of the repository of sosie.", default="searched for"),
+    ] = None,
 ) -> None:
-    """List the papers with their claims, or run one: `sosie papers frankenstein --small`."""
+    """Which claims of published papers hold when they are run again?
+
+    $ sosie papers
+    $ sosie papers frankenstein --small
+    """
     root = folder or _find()
     folders = sorted(path.parent for path in root.glob("*/expected.toml"))
     if name is None:
@@ -40,9 +53,20 @@ def _find() -> Path:
 
 
 def _verdicts(paper: Path) -> str:
+    """Count the paper's claims and controls of our own, apart; a number that is judged twice counts once."""
     claims = tomllib.loads((paper / "expected.toml").read_text("utf-8"))
+    claims.pop("settings", None)
     verdicts = paper / "results" / "verdicts.json"
     if not verdicts.is_file():
         return f"{len(claims)} claims, not run yet"
-    counts = Counter(claim["verdict"] for claim in json.loads(verdicts.read_text("utf-8")))
-    return f"{len(claims)} claims: " + ", ".join(f"{counts[word]} {word}" for word in sorted(counts, reverse=True))
+    counted = [each for each in json.loads(verdicts.read_text("utf-8")) if each["counted"]]
+    ours, theirs = (
+        Counter(each["outcome"] for each in counted if (each["kind"] == "ours") == own) for own in (True, False)
+    )
+    told = [("of the paper", theirs), ("of our own", ours)]
+    return "; ".join(
+        f"{sum(counts.values())} {whose}: "
+        + ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome])
+        for whose, counts in told
+        if counts
+    )

@@ -5,21 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from . import options as opt
 
 
 def report(
-    file: Annotated[Path, typer.Argument(help="A file that --out or `save` wrote.")],
-    html: Annotated[Path | None, typer.Option(help="Write the page here.")] = None,
+    file: Annotated[Path, opt.argument(opt.INPUTS, "FILE", "A file that --out or `save` wrote.")],
+    html: opt.Html = None,
     plot: Annotated[
         Path | None,
-        typer.Option(help="Write a heat map and curves as .svg or .png, one file for each measure, with this name."),
+        opt.option(
+            opt.OUTPUT,
+            "FILE",
+            "Write a heat map and curves as .svg or .png, one file for each measure, with this name.",
+        ),
     ] = None,
     full: opt.Full = False,
 ) -> None:
-    """Print a saved comparison as tables, and write its page or plots."""
+    """What did a saved comparison find?
+
+    $ sosie report demo.json
+    $ sosie report demo.json --html again.html --plot demo.svg
+    """
     from ..results import Comparison, Comparisons, Costs, load
 
     result: Any = load(file)

@@ -11,14 +11,22 @@ from . import options as opt
 
 def serve(
     folder: opt.Folder,
-    host: Annotated[str, typer.Option(help="Address to listen on; default: only this machine.")] = ("127.0.0.1"),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 finds a free one.")] = 8017,
+    host: Annotated[
+        str, opt.option(opt.RUN, "ADDRESS", "Address to listen on; 0.0.0.0 lets other machines in.")
+    ] = "127.0.0.1",
+    port: Annotated[int, opt.option(opt.RUN, "N", "0 finds a free one.", min=0, max=65535)] = 8017,
     allow: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A host name that browsers may use; may be repeated.")
+        list[str] | None, opt.option(opt.RUN, "NAME", "A host name that browsers may use; may be repeated.")
     ] = None,
-    open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    open_: Annotated[bool, opt.flag(opt.OUTPUT, "--open", "Open it in the browser.")] = False,
 ) -> None:
-    """Explore a zoo in the browser: map, searches, comparisons. It is read-only; Ctrl-C ends it."""
+    """Look through a zoo in the browser.
+
+    $ sosie serve nets --open
+    $ sosie serve nets --port 0
+
+    Map, searches, comparisons. It only reads; Ctrl-C ends it.
+    """
     from ..results import counted
     from ..zoo import Zoo
 

@@ -13,17 +13,27 @@ COMMON = ((3, 32, 32), (1, 28, 28), (3, 224, 224))  # input shapes tried by defa
 
 
 def sites(
-    model: Annotated[str, typer.Argument(help="A model, e.g. tiny10@weights.safetensors or file.py:factory.")],
+    model: Annotated[
+        str, opt.argument(opt.INPUTS, "MODEL", "A model, e.g. tiny10@weights.safetensors or file.py:factory.")
+    ],
     select: Annotated[
-        str | None, typer.Option("--sites", help="Names, globs, 'leaves' or 'blocks', separated by commas.")
+        str | None,
+        opt.option(
+            opt.COMPARED, "NAMES", "Names, globs, leaves or blocks, separated by commas.", "--sites", default="leaves"
+        ),
     ] = None,
     shape: Annotated[
-        str | None, typer.Option(help="Shape of one input, e.g. 3x32x32; default: common image shapes are tried.")
+        str | None,
+        opt.option(opt.INPUTS, "SHAPE", "Shape of one input, e.g. 3x32x32.", default="common image shapes are tried"),
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Take the input from these data instead.")] = None,
-    rows: Annotated[str, typer.Option(help="Row rule, which decides the width.")] = "flatten",
+    data: Annotated[str | None, opt.option(opt.INPUTS, "DATA", "Take the input from these data instead.")] = None,
+    rows: opt.Rows = "flatten",
 ) -> None:
-    """Show the sites of a model: labels in execution order, shapes and widths."""
+    """Which layers of a model can be compared, and how wide are they?
+
+    $ sosie sites small_cnn
+    $ sosie sites resnet20 --sites blocks --shape 3x32x32 --rows mean
+    """
     from ..engine import look_at
     from ..models import open_model
     from ..report import print_sites

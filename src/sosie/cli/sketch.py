@@ -12,31 +12,49 @@ from . import options as opt
 
 
 def sketch(
-    things: Annotated[list[str], typer.Argument(metavar="MODEL", help="A model; with --merge, sketches.")],
-    out: Annotated[Path, typer.Option(help="The file to write, .safetensors.")],
-    data: Annotated[str | None, typer.Option(help="Data to run it on, as for compare.")] = None,
+    things: Annotated[list[str], opt.argument(opt.INPUTS, "MODEL", "A model; with --merge, sketches.")],
+    out: Annotated[Path, opt.option(opt.OUTPUT, "FILE", "The file to write, .safetensors.")],
+    data: opt.Data = None,
     merge: Annotated[
-        bool, typer.Option("--merge", help="Merge sketches of parts of the data instead of making one.")
+        bool, opt.flag(opt.INPUTS, "--merge", "Merge sketches of parts of the data instead of making one.")
     ] = False,
     sites: opt.Sites = None,
-    size: Annotated[str | None, typer.Option(help="Buckets (512), or all: every row, which is exact.")] = None,
-    stack: Annotated[int | None, typer.Option(min=1, help="Number of stacked sketches.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of buckets and signs; one for all sketches.")] = None,
-    kernels: Annotated[
-        str | None, typer.Option(help="Kernels to supply: features,gradients,hadamard; also maps.")
+    size: Annotated[
+        str | None, opt.option(opt.SURE, "N", "Number of buckets, or all: every row, which is exact.", default="512")
     ] = None,
-    rows: Annotated[str | None, typer.Option(help="flatten, mean, positions, cls or last.")] = None,
-    output: Annotated[str | None, typer.Option(help="Output of the model: logits or gaussian.")] = None,
-    beta: Annotated[float | None, typer.Option(help="Tempers the predictions for gradients (0.5).")] = None,
+    stack: Annotated[int | None, opt.option(opt.SURE, "N", "Number of stacked sketches.", default="1", min=1)] = None,
+    seed: Annotated[
+        int | None, opt.option(opt.RUN, "N", "Seed of buckets and signs; one for all sketches.", default="0", min=0)
+    ] = None,
+    kernels: Annotated[
+        str | None,
+        opt.option(opt.COMPARED, "NAMES", "Kernels to supply; also maps.", default="features,gradients,hadamard"),
+    ] = None,
+    rows: Annotated[str | None, opt.option(opt.COMPARED, "RULE", opt.ROWS, default="flatten")] = None,
+    output: Annotated[
+        str | None, opt.option(opt.COMPARED, "KIND", "Output of the model: logits or gaussian.", default="logits")
+    ] = None,
+    beta: Annotated[
+        float | None, opt.option(opt.COMPARED, "NUMBER", "Tempers the predictions for gradients.", default="0.5")
+    ] = None,
     memory: opt.Memory = None,
     first_row: Annotated[
-        int | None, typer.Option(min=0, help="Index of the first input, if the data are a part of more.")
+        int | None,
+        opt.option(opt.INPUTS, "N", "Index of the first input, if the data are a part of more.", default="0", min=0),
     ] = None,
     max_rows: opt.MaxRows = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="Inputs per pass (256); does not change values.")] = None,
+    batch: Annotated[
+        int | None, opt.option(opt.RUN, "N", "Inputs per forward pass; does not change values.", default="256", min=1)
+    ] = None,
     device: opt.Device = None,
 ) -> None:
-    """Sketch a model's features and gradients in one pass, for `sosie compare` and `sosie transfer`."""
+    """Keep features and gradients of a model in a small file to compare.
+
+    $ sosie sketch small_cnn@demo-a.safetensors --data demo --out a.safetensors
+    $ sosie sketch "small_cnn(seed=1)" --data demo --sites "relu*" --out b.safetensors
+
+    `sosie compare` and `sosie transfer` read sketches.
+    """
     from ..data import DataPart, open_data
     from ..sketching import Sketch, is_sketch
     from ..sketching import sketch as make
@@ -78,7 +96,10 @@ def sketch(
     typer.echo(f"kept: {', '.join(result.parts)}; gradients of: {result.output}")
     if folded := [site for site, kept in zip(result.side.sites, result.sites, strict=True) if kept.folded is not None]:
         typer.echo(f"projected to fit into the memory: {', '.join(folded)}")
-    typer.echo(f"{result.bytes / 2**20:.1f} MiB{_peak(device)}\nwrote {out}")
+    largest = sorted(zip(result.sites, result.side.sites, strict=True), key=lambda pair: -pair[0].bytes)[:3]
+    typer.echo("largest: " + ", ".join(f"{label} {site.bytes / 2**20:.1f} MiB" for site, label in largest))
+    sizes = f"{result.bytes / 2**20:.1f} MiB in memory, {out.stat().st_size / 2**20:.1f} in the file"
+    typer.echo(f"{sizes}{_peak(device)}\nwrote {out}")
 
 
 def _peak(device: str | None) -> str:

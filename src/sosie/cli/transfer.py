@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
+from typing import Annotated, Any
 
 from . import options as opt
 
 
 def transfer(
-    models: Annotated[list[str], typer.Argument(help="One model or more, as for compare, or sketches of them.")],
+    models: Annotated[
+        list[str], opt.argument(opt.INPUTS, "MODEL", "One model or more, as for compare, or sketches of them.")
+    ],
     data: opt.Data = None,
     sites: opt.Sites = None,
-    rows: Annotated[str | None, typer.Option(help="flatten, mean, positions, cls or last.")] = None,
-    size: Annotated[str | None, typer.Option(help="Columns of sketches (512), or all: every row.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of sketches, and of the rows in pairs.")] = None,
-    beta: Annotated[float | None, typer.Option(help="Tempers the predictions for gradients (0.5).")] = None,
-    output: Annotated[str | None, typer.Option(help="Output of the models: logits or gaussian.")] = None,
+    rows: Annotated[str | None, opt.option(opt.COMPARED, "RULE", opt.ROWS, default="flatten")] = None,
+    size: Annotated[
+        str | None, opt.option(opt.SURE, "N", "Columns of sketches, or all: every row.", default="512")
+    ] = None,
+    seed: Annotated[
+        int | None, opt.option(opt.RUN, "N", "Seed of sketches, and of the rows in pairs.", default="0", min=0)
+    ] = None,
+    beta: Annotated[
+        float | None, opt.option(opt.COMPARED, "NUMBER", "Tempers the predictions for gradients.", default="0.5")
+    ] = None,
+    output: Annotated[
+        str | None, opt.option(opt.COMPARED, "KIND", "Output of the models: logits or gaussian.", default="logits")
+    ] = None,
     max_rows: opt.MaxRows = None,
     batch: opt.Batch = 256,
     device: opt.Device = None,
@@ -25,7 +33,13 @@ def transfer(
     html: opt.Html = None,
     full: opt.Full = False,
 ) -> None:
-    """Score how much models would have to adapt to data, layer by layer and without labels; least first."""
+    """How much would each model have to adapt to my data?
+
+    $ sosie transfer small_cnn@demo-a.safetensors small_cnn@demo-b.safetensors --data demo
+    $ sosie transfer "small_cnn(seed=0)" --data demo --sites "relu*" --size all
+
+    Scored layer by layer and without labels; the model that would adapt least comes first.
+    """
     from .. import sketching
 
     opt.check_outputs(out, html)
@@ -34,5 +48,7 @@ def transfer(
     )
     if size is not None:
         options["size"] = opt.parse_size(size)
-    result = sketching.transfer(models if len(models) > 1 else models[0], opt.open_data(data, batch), **options)
+    models, names = opt.split_names(models)
+    things: Any = models if len(models) > 1 else models[0]
+    result = sketching.transfer(things, opt.open_data(data, batch), names=names, **options)
     opt.tell(result, out, html, full=full)

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..checks import one_of, whole_number
+from ..checks import one_of, renamed, whole_number
 from ..factory import import_library
 from ..files import DamagedFile
 
@@ -46,6 +46,9 @@ class ImageBatches:
     def total(self) -> int:
         """The number of inputs of one pass."""
         return len(self.source)
+
+    def __repr__(self) -> str:
+        return f"<ImageBatches {self.name}: {self.total} images in batches of {self.size}>"
 
     def __len__(self) -> int:
         return -(-self.total // self.size)
@@ -109,7 +112,7 @@ class ImageData:
 
     def first(self, count: int | None) -> ImageData:
         """Return at most the first `count` images; all of them for None."""
-        return self if check_limit(count) is None else self[:count]
+        return self if check_max_rows(count) is None else self[:count]
 
     def read(self, start: int, stop: int) -> Batch:
         """Return images as float32 in [0, 1], with their labels if there are any."""
@@ -138,9 +141,9 @@ def to_float(images: Tensor) -> Tensor:
     return copy.div_(255) if images.dtype == torch.uint8 else copy
 
 
-def check_limit(limit: int | None) -> int | None:
+def check_max_rows(max_rows: int | None) -> int | None:
     """Return a number of inputs of at least 1, or None for all."""
-    return None if limit is None else whole_number(limit, "the limit", least=1, why="a number of inputs; None is all")
+    return None if max_rows is None else whole_number(max_rows, "max_rows", least=1, why="None takes all inputs")
 
 
 # Images in a folder
@@ -163,6 +166,10 @@ class ImageFolder:
     size: int | None = None
     mode: str = "RGB"
 
+    def __repr__(self) -> str:
+        classes = f" of {len(self.classes)} classes" if self.classes else ""
+        return f"<ImageFolder {self.root}: {len(self)} images{classes}>"
+
     @property
     def name(self) -> str:
         return self.root.resolve().name
@@ -172,7 +179,7 @@ class ImageFolder:
 
     def first(self, count: int | None) -> ImageFolder:
         """Return at most the first `count` images; all of them for None."""
-        return replace(self, files=self.files[: check_limit(count)])
+        return replace(self, files=self.files[: check_max_rows(count)])
 
     def batches(self, size: int = 256) -> ImageBatches:
         return ImageBatches(self, size)
@@ -269,9 +276,11 @@ LABEL_KEYS = ("labels", "y")
 CHANNELS = (1, 3, 4)
 
 
-def read_packed(path: str | os.PathLike[str], *, split: str = "test", limit: int | None = None) -> ImageData:
+def read_packed(
+    path: str | os.PathLike[str], *, split: str = "test", max_rows: int | None = None, limit: int | None = None
+) -> ImageData:
     """Return the images of one .npz file; `split` matters if it holds `train_images` and `test_images`."""
-    path, limit = Path(path), check_limit(limit)
+    path, max_rows = Path(path), check_max_rows(renamed(limit, max_rows, "limit", "max_rows"))
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder: name an .npz file, or write folder:{path} for image files")
     if not path.is_file():
@@ -293,19 +302,19 @@ def read_packed(path: str | os.PathLike[str], *, split: str = "test", limit: int
             arrays = {key: opened[key] for key in keys if key in wanted}
     if "planes" in arrays:
         count = arrays["planes"].shape[1]
-        images = unpack_planes(arrays["planes"], limit, path)
+        images = unpack_planes(arrays["planes"], max_rows, path)
     elif "jpeg" in arrays and "offsets" in arrays:
         count = len(arrays["offsets"]) - 1
-        images = _unpack_jpeg(arrays["jpeg"], arrays["offsets"], limit, path)
+        images = _unpack_jpeg(arrays["jpeg"], arrays["offsets"], max_rows, path)
     elif image_key is not None:
         count = len(arrays[image_key])
-        images = to_channels_first(arrays[image_key], f"{image_key!r} in {path}")[:limit]
+        images = to_channels_first(arrays[image_key], f"{image_key!r} in {path}")[:max_rows]
     else:
         raise ValueError(
             f"{path} has no images for the split {split!r}; its keys are {', '.join(keys)}. "
             "Name them images (or x) and labels (or y), or train_images, test_images …"
         )
-    labels = None if label_key is None else _labels(arrays[label_key], count, f"{label_key!r} in {path}")[:limit]
+    labels = None if label_key is None else _labels(arrays[label_key], count, f"{label_key!r} in {path}")[:max_rows]
     names = arrays.get("class_names", np.array([], dtype=str))
     if names.ndim != 1 or (len(names) and names.dtype.kind != "U"):
         raise ValueError(f"{path}: class_names must be a list of text, got {names.dtype} {names.shape}")
@@ -353,22 +362,22 @@ def to_channels_first(images: Array, what: str) -> Array:
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2)) if last else images
 
 
-def unpack_planes(planes: Array, limit: int | None, path: Path) -> Array:
+def unpack_planes(planes: Array, max_rows: int | None, path: Path) -> Array:
     """Return colour images (N, 3, H, W) from the planes G, R - G, B - G, stored as differences modulo 256."""
     if planes.ndim != 4 or planes.shape[0] != 3 or planes.dtype != np.uint8:
         raise ValueError(f"'planes' in {path} must be uint8 (3, N, H, W), got {planes.dtype} {planes.shape}")
-    down = np.cumsum(planes[:, :limit], axis=2, dtype=np.uint8)
+    down = np.cumsum(planes[:, :max_rows], axis=2, dtype=np.uint8)
     green, red, blue = np.cumsum(down, axis=3, dtype=np.uint8)
     return np.stack([red + green, green, blue + green], axis=1)
 
 
-def _unpack_jpeg(stored: Array, offsets: Array, limit: int | None, path: Path) -> Array:
-    """Return RGB images (N, 3, H, W) from concatenated JPEG files; only the first `limit` are decoded."""
+def _unpack_jpeg(stored: Array, offsets: Array, max_rows: int | None, path: Path) -> Array:
+    """Return RGB images (N, 3, H, W) from concatenated JPEG files; only the first `max_rows` are decoded."""
     whole = stored.ndim == 1 and stored.dtype == np.uint8 and offsets.ndim == 1 and offsets.dtype.kind in "iu"
     fits = whole and len(offsets) > 1 and offsets[0] >= 0 and offsets[-1] <= len(stored)
     if not fits or np.any(np.diff(offsets.astype(np.int64)) <= 0):
         raise DamagedFile(f"{path}: the offsets do not fit the {stored.size:,} bytes of JPEG data")
-    edges = offsets[: None if limit is None else limit + 1]
+    edges = offsets[: None if max_rows is None else max_rows + 1]
     images = []
     for i, (start, stop) in enumerate(itertools.pairwise(edges)):
         images.append(decode(io.BytesIO(stored[start:stop].tobytes()), f"image {i} of {path}"))

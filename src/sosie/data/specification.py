@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..checks import one_of, parse_call, whole_number
+from ..checks import one_of, parse_call, renamed, whole_number
 from ..factory import find_file, import_library, is_factory, listed_folders, load_factory
 from .images import (
     ImageBatches,
     ImageData,
     ImageFolder,
-    check_limit,
+    check_max_rows,
     open_folder,
     read_cifar,
     read_mnist,
@@ -56,7 +56,7 @@ class DataPart:
 
 
 def open_data(
-    spec: str, *, split: str = "test", batch: int = 256, limit: int | None = None
+    spec: str, *, split: str = "test", batch: int = 256, max_rows: int | None = None, limit: int | None = None
 ) -> ImageBatches | Iterable[Any]:
     """Open the data that a specification names as batches in a fixed order that can be read again.
 
@@ -70,23 +70,26 @@ def open_data(
     """
     if not isinstance(spec, str) or not spec.strip():
         raise ValueError(f"a data specification is text such as 'demo' or 'npz:file', got {spec!r}")
-    spec, limit = spec.strip(), check_limit(limit)
+    spec, max_rows = spec.strip(), check_max_rows(renamed(limit, max_rows, "limit", "max_rows"))
     if is_factory(spec):
-        return _from_factory(spec, batch, limit)
-    return open_images(spec, split=split, limit=limit).batches(batch)
+        return _from_factory(spec, batch, max_rows)
+    return open_images(spec, split=split, max_rows=max_rows).batches(batch)
 
 
-def open_images(spec: str, *, split: str = "test", limit: int | None = None) -> ImageData | ImageFolder:
+def open_images(
+    spec: str, *, split: str = "test", max_rows: int | None = None, limit: int | None = None
+) -> ImageData | ImageFolder:
     """Open the images themselves (not their batches) of any specification but `file.py:factory`."""
+    max_rows = renamed(limit, max_rows, "limit", "max_rows")
     kind, _, rest = spec.strip().partition(":")
     if kind == "npz" and rest:
-        return read_packed(find_file(rest, VARIABLE), split=one_of(split, "the split", SPLITS), limit=limit)
+        return read_packed(find_file(rest, VARIABLE), split=one_of(split, "the split", SPLITS), max_rows=max_rows)
     if kind == "folder" and rest:
-        return _from_folder(rest).first(limit)
+        return _from_folder(rest).first(max_rows)
     name = kind.strip().lower().replace("_", "-")
     if name in list_data():
         split = one_of(rest.strip() or split, "the split", SPLITS)
-        return read_demo(split).first(limit) if name == "demo" else read_named(name, split, check_limit(limit))
+        return read_demo(split).first(max_rows) if name == "demo" else read_named(name, split, check_max_rows(max_rows))
     forms = [*list_data(), "npz:file", "folder:path", "path/to/file.py:factory"]
     near = get_close_matches(name, forms, n=3, cutoff=0.5) or forms
     path = Path(spec.strip())
@@ -105,42 +108,42 @@ def _from_folder(text: str) -> ImageFolder:
     return open_folder(path.strip(), **values)
 
 
-def _from_factory(spec: str, batch: int, limit: int | None) -> Iterable[Any]:
+def _from_factory(spec: str, batch: int, max_rows: int | None) -> Iterable[Any]:
     data = load_factory(spec)()
     if isinstance(data, ImageData | ImageFolder):
-        return data.first(limit).batches(batch)
+        return data.first(max_rows).batches(batch)
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):
         raise TypeError(
             f"{spec} must return something to iterate over (a DataLoader, a list of batches), it returned "
             f"{type(data).__name__}"
         )
-    return data if limit is None else FirstInputs(data, limit)
+    return data if max_rows is None else FirstInputs(data, max_rows)
 
 
 class FirstInputs:
-    """The first inputs of any iterable of batches; the last batch is cut to the limit."""
+    """The first inputs of any iterable of batches; the last batch is cut."""
 
-    def __init__(self, batches: Iterable[Any], limit: int) -> None:
-        self.batches, self.limit = batches, limit
+    def __init__(self, batches: Iterable[Any], max_rows: int) -> None:
+        self.batches, self.max_rows = batches, max_rows
 
     def __iter__(self) -> Iterator[Any]:
-        left = self.limit
+        left = self.max_rows
         for batch in self.batches:
             batch = dict(batch) if isinstance(batch, Mapping) else batch
             counts = [len(part) for part in tree_leaves(batch) if isinstance(part, Tensor) and part.dim()]
             if not counts:
                 raise TypeError(
-                    f"cannot limit batches of {type(batch).__name__} that hold no tensor: limit them in the factory"
+                    f"cannot cut batches of {type(batch).__name__} that hold no tensor: max_rows is up to the factory"
                 )
             count = counts[0]
-            yield batch if count <= left else tree_map(partial(_first, count=count, limit=left), batch)
+            yield batch if count <= left else tree_map(partial(_first, count=count, max_rows=left), batch)
             left -= count
             if left <= 0:
                 return
 
 
-def _first(part: Any, count: int, limit: int) -> Any:
-    return part[:limit] if isinstance(part, Tensor) and part.dim() and len(part) == count else part
+def _first(part: Any, count: int, max_rows: int) -> Any:
+    return part[:max_rows] if isinstance(part, Tensor) and part.dim() and len(part) == count else part
 
 
 # Data sets by name, searched for in the folders of SOSIE_DATA
@@ -173,15 +176,15 @@ class _Published:
     pickled: str = ""  # the folder of the pickled version, which is refused
 
 
-def read_named(name: str, split: str, limit: int | None = None) -> ImageData:
+def read_named(name: str, split: str, max_rows: int | None = None) -> ImageData:
     """Open a data set by name: packed files first, then the official ones, then (if allowed) a download."""
     known, folders = NAMED[name], listed_folders(VARIABLE)
-    data = _look(known, split, folders, limit)
+    data = _look(known, split, folders, max_rows)
     if data is None and os.environ.get("SOSIE_DOWNLOAD") == "1":
         _download(known, split, folders)
-        data = _look(known, split, folders, limit)
+        data = _look(known, split, folders, max_rows)
     if data is not None:
-        return data.first(limit)
+        return data.first(max_rows)
     looked = f"{VARIABLE} is not set: set it to the folder of your data (or folders, with {os.pathsep!r} between)"
     if folders:
         looked = f"looked in {', '.join(map(str, folders))}"
@@ -197,9 +200,9 @@ def read_named(name: str, split: str, limit: int | None = None) -> ImageData:
     )
 
 
-def _look(known: _Published, split: str, folders: list[Path], limit: int | None) -> ImageData | None:
+def _look(known: _Published, split: str, folders: list[Path], max_rows: int | None) -> ImageData | None:
     for folder in folders:
-        if (data := _read_packed_parts(folder, known.name, split, limit)) is not None:
+        if (data := _read_packed_parts(folder, known.name, split, max_rows)) is not None:
             return data
     for folder in folders:
         for below in (*known.folders, "."):
@@ -216,7 +219,7 @@ def _download(known: _Published, split: str, folders: list[Path]) -> None:
     known.fetch(datasets, str(folders[0]), split)
 
 
-def _read_packed_parts(folder: Path, name: str, split: str, limit: int | None) -> ImageData | None:
+def _read_packed_parts(folder: Path, name: str, split: str, max_rows: int | None) -> ImageData | None:
     """Read the largest `name-split10k.npz` in the folder, or all parts of a `name-split49k-a.npz`, `…-b.npz`."""
     pattern = re.compile(rf"{re.escape(name)}-{split}(\d+)k(-[a-z])?\.npz")
     sizes: dict[int, list[Path]] = {}
@@ -233,9 +236,9 @@ def _read_packed_parts(folder: Path, name: str, split: str, limit: int | None) -
         raise FileNotFoundError(f"{folder} has part {', '.join(letters)} of {name}-{split}{size}k, not {missing}")
     parts: list[ImageData] = []
     for path in paths:
-        missing_rows = None if limit is None else limit - sum(len(part) for part in parts)
+        missing_rows = None if max_rows is None else max_rows - sum(len(part) for part in parts)
         if missing_rows is None or missing_rows > 0:
-            parts.append(read_packed(path, split=split, limit=missing_rows))
+            parts.append(read_packed(path, split=split, max_rows=missing_rows))
     images = parts[0].images if len(parts) == 1 else torch.cat([part.images for part in parts])
     labels = [part.labels for part in parts if part.labels is not None]
     note = OWN_CIFAR100 if name == "cifar100" else ""

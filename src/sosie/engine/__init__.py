@@ -2,6 +2,7 @@
 
 from .comparing import compare
 from .distributed import single_process
+from .extracting import extract
 from .network import open_source
 from .one_shot import list_measures, measure
 from .outputs import compare_outputs

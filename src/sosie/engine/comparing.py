@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..capture import Chunk, Rule, borrowed, count_inputs, cut, input_rows
+from ..capture import Chunk, Rule, borrowed, check_rule, count_inputs, cut, input_rows
 from ..checks import listed
 from ..linalg import gram_cuda, lacks_room, largest_number
 from ..measures import Measure
 from ..process_state import products
 from ..progress import Progress
-from ..results import Comparison, Comparisons
+from ..results import Comparison, Comparisons, rules_in_words
 from ..stats import BLOCK, GramMaker, Grams, MomentMaker, Moments, RowSampler, Sample, SampleMaker, Statistic, on_device
 from .distributed import SingleProcess, together
 from .mixing import TRIED
@@ -34,10 +34,10 @@ from .network import (
     made_up_inputs,
     meeting_place,
     mixing_notes,
+    models_and_data,
     number_duplicates,
     open_network,
     package_of,
-    things_and_data,
 )
 from .order import ROWS, OrderTest
 from .partial import Checkpoint, MadeUpRows, Partial, finish_files
@@ -62,6 +62,9 @@ def compare(
     sites_a: Any = None,
     sites_b: Any = None,
     rows: Rule = "flatten",
+    rows_a: Rule | None = None,
+    rows_b: Rule | None = None,
+    names: Sequence[str | None] | None = None,
     prepare_a: Callable[[Any], Any] | None = None,
     prepare_b: Callable[[Any], Any] | None = None,
     inputs: Callable[[Any], Any] | None = None,
@@ -79,16 +82,16 @@ def compare(
 ) -> Comparison | Comparisons:
     """Compare every site of one model with every site of another, on the same inputs, in one pass.
 
-    `model_a`, `model_b`: modules, model specifications, saved activations ({site: array}, .npz, .safetensors),
-    sketches (`sketch.using("features")` chooses their kernel), or files of saved statistics, which are merged.
-    `compare([m1, m2, m3], data)` compares all pairs in one pass. `data`: an iterable of tensors, (x, y) pairs, dicts
-    of keyword arguments or lists of strings, or a data specification; `sosie.data.DataPart` is one part of a larger
-    data set.
+    `model_a`, `model_b`: modules, model specifications, saved activations ({site: array}, .npz, .safetensors), sketches
+    (`sketch.using("features")` chooses their kernel), or files of saved statistics, which are merged. `compare([m1, m2,
+    m3], data)` compares all pairs in one pass, and `compare({"base": a, "tuned": b}, data)`, or `names=("base",
+    "tuned")`, gives the models names. `data`: an iterable of tensors, (x, y) pairs, dicts of keyword arguments or lists
+    of strings, or a data specification; `sosie.data.DataPart` is one part of a larger data set.
 
     `measures`: debiased_cka by default, linear_cka for sketches. `sites`: names, globs or types, for all models, or
     `sites_a` and `sites_b` for each; by default the blocks or layers. `rows`: the row rule, which turns activations
-    into rows. `prepare_a`, `prepare_b`: each model's normalisation, or tokeniser of text. `inputs`: a function from a
-    batch to the arguments of the models.
+    into rows, or `rows_a` and `rows_b` for each. `prepare_a`, `prepare_b`: each model's normalisation, or tokeniser of
+    text. `inputs`: a function from a batch to the arguments of the models.
 
     `exact=True` uses whole Gram matrices or covariances instead of blocks of `block` rows, within the `memory` budget
     ("4GiB"). `precision`: "tf32" (the default for Gram matrices on a GPU), "float32" or "float64". `resume`: a file
@@ -103,8 +106,10 @@ def compare(
     all return the result. `with sosie.engine.single_process():` compares in one process alone.
     """
     with together() as ranks:
-        things, data = things_and_data(model_a, model_b, data)
+        things, all_names, data = models_and_data(model_a, model_b, data, names)
         if all(map(is_statistics, things)):
+            if any(all_names):
+                raise ValueError("files of statistics name their models already: leave the names out")
             return finish_files(things, provenance(), measures=measures, null=null, interval=interval)
         if sketching := next(filter(None, map(package_of, things)), None):
             decided = {  # when the sketches were made, so not now; None: not set
@@ -113,6 +118,8 @@ def compare(
                 "sites_a": sites_a,
                 "sites_b": sites_b,
                 "rows": None if rows == "flatten" else rows,
+                "rows_a": rows_a,
+                "rows_b": rows_b,
                 "prepare_a": prepare_a,
                 "prepare_b": prepare_b,
                 "inputs": inputs,
@@ -123,10 +130,11 @@ def compare(
                 "interval": interval or None,
                 "resume": resume,
             }
-            return sketching.compare_sketches(things, measures, draws=draws_of(null, draws), seed=seed, decided=decided)
+            return sketching.compare_sketches(
+                things, measures, names=all_names, draws=draws_of(null, draws), seed=seed, decided=decided
+            )
         request = Request(
             find_measures(DEFAULT if measures is None else measures, of="layers"),
-            rows=rows,
             device=device,
             precision=precision,
             memory=parse_size(memory) or MEMORY,
@@ -138,10 +146,14 @@ def compare(
             interval=interval,
         )
         all_sites = for_each("sites", len(things), sites_a, sites_b, sites)
+        rules = for_each("rows", len(things), rows_a, rows_b, rows)
+        for rule in rules:
+            check_rule(rule)
         prepares = for_each("prepare", len(things), prepare_a, prepare_b)
+        options: dict[str, Any] = {"inputs": inputs, "device": device}
         sources = [
-            open_network(thing, sites=of_thing, rows=rows, prepare=prepare, inputs=inputs, device=device)
-            for thing, of_thing, prepare in zip(things, all_sites, prepares, strict=True)
+            open_network(thing, name=name, sites=of_thing, rows=rule, prepare=prepare, **options)
+            for thing, name, of_thing, rule, prepare in zip(things, all_names, all_sites, rules, prepares, strict=True)
         ]
         number_duplicates(sources)
         return _compare(sources, data, request, resume, ranks)
@@ -304,7 +316,7 @@ class Pass:
                 side_a=self.sides[i],
                 side_b=self.sides[j],
                 kinds=self.plan.kinds,
-                rows_rule=request.rule,
+                rows_rule=rules_in_words(sources[i].rule, sources[j].rule),
                 rows=self.first_row,
                 first_input=stream.first_row,
                 notes=self.plan.notes,

@@ -64,8 +64,7 @@ class Distributed(SingleProcess):
 
     def __init__(self) -> None:
         self.share = Share(dist.get_rank(), dist.get_world_size())
-        world = dist.group.WORLD
-        assert world is not None
+        world: Any = dist.group.WORLD
         if not hasattr(world, "get_group_store"):
             raise RuntimeError(
                 f"several processes cannot share a comparison with torch {torch.__version__}, which is too old: take a "

@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,6 +28,7 @@ from ..capture import (
     as_found,
     count_inputs,
     cut,
+    explain_images,
     explain_types,
     gives_several_rows,
     kept_attributes,
@@ -36,6 +38,7 @@ from ..capture import (
     open_activations,
     restored_after_errors,
     rows_per_input,
+    rule_name,
     select,
     to_rows,
     types_of,
@@ -44,6 +47,7 @@ from ..capture import (
     without_labels,
 )
 from ..capture.batches import rebuild_named, with_tensors
+from ..checks import listed
 from ..models import NamedModel, open_model, weights_of, with_name
 from ..process_state import kept_random_state
 from ..results import Side
@@ -73,6 +77,7 @@ class Network:
     inputs: Callable[[Any], Any] | None = None
     device: str | torch.device | None = None
     weights: str = ""  # their origin, if known
+    known_as: str = ""  # the name before it was given another
 
     def __post_init__(self) -> None:
         self._seen: Watch | None = None
@@ -102,15 +107,20 @@ class Network:
                 f"{known_as} is not a model: give a torch.nn.Module, a specification like 'tiny10@weights.safetensors'"
                 + otherwise
             )
-        return cls(model, name or known_as, prepare=prepare, weights=weights, **options)
+        return cls(model, name or known_as, prepare=prepare, weights=weights, known_as=known_as, **options)
 
     def identity(self) -> object:
         """A value that is equal for networks that give the same rows."""
         sites = [(name, sorted(site.calls or ())) for name, site in select(self.model, self.sites).items()]
-        return id(self.model), repr(sites), id(self.prepare)
+        return id(self.model), repr(sites), id(self.prepare), self.rows
 
     def describe(self) -> str:
-        return describe_model(self.model, self.name, self.weights, describe_inputs(self.prepare))
+        return describe_model(self.model, self.name, self.weights, describe_inputs(self.prepare), self.known_as)
+
+    @property
+    def rule(self) -> str:
+        """The name of the row rule."""
+        return rule_name(self.rows)
 
     def digest(self) -> str:
         """The digest of the weights and of how inputs are prepared."""
@@ -197,8 +207,10 @@ class Network:
         try:
             try:
                 yield
-            except RuntimeError as error:
-                if self.prepare is None and self.inputs is None:
+            except (RuntimeError, ValueError, TypeError) as error:
+                if self.inputs is None:
+                    explain_images(error, self.model, chunk.batch)
+                if self.prepare is None and self.inputs is None and isinstance(error, RuntimeError):
                     explain_types(error, self.model, without_labels(chunk.batch), "inputs")
                 raise
         except Exception as error:
@@ -319,17 +331,26 @@ class SavedActivations:
 
     def __post_init__(self) -> None:
         self._sites = self.saved.select(self.sites)
+        self.rule = rule_name(self.rows)
+        if made_by := self.saved.about.get("rows"):
+            if self.rule not in ("flatten", made_by):
+                raise ValueError(
+                    f"{self.saved.name} holds rows made by {made_by!r}, from which rows={self.rule!r} cannot be made: "
+                    "leave rows= out for it, or extract the activations again"
+                )
+            self.rule, self.rows = made_by, "positions" if gives_several_rows(made_by) else "flatten"
         self.largest: dict[str, float] = {}  # not known
 
     def identity(self) -> object:
-        return id(self.saved), self._sites
+        return id(self.saved), self._sites, self.rows
 
     @property
     def count(self) -> int:
         return self.saved.n
 
     def describe(self) -> str:
-        return f"{self.name}: saved activations, {self.saved.n} inputs"
+        of = f" of {self.saved.about['model']}" if self.saved.about else ""
+        return f"{self.name}: saved activations{of}, {self.saved.n} inputs"
 
     def digest(self) -> str:
         return digest_of([site.label for site in self._sites])
@@ -343,7 +364,13 @@ class SavedActivations:
 
     def look(self, batch: Any) -> Side:
         few = Chunk(None, 0, min(TRIED, self.saved.n))
-        return _side(self.name, self._sites, self.read(few, lambda _, rows: _form(rows)))
+        side = _side(self.name, self._sites, self.read(few, lambda _, rows: _form(rows)))
+        left_out = self.saved.about.get("left_out", ()) if self.sites is None else ()
+        return replace(side, left_out=tuple((site, why) for site, why in left_out))
+
+    def mixing_in_pass(self) -> str | None:
+        """The note of the pass that extracted the activations, if their model mixed the inputs of a batch."""
+        return self.saved.about.get("mixing")
 
     def sampled_rows(self, batch: Any) -> RowSample:
         """A few numbers of the rows of the first few inputs."""
@@ -441,7 +468,7 @@ def _stable_name(function: Callable[[Any], Any] | None) -> str:
 
 def mixing_notes(sources: Iterable[Any]) -> tuple[str, ...]:
     """The notes on networks that mix the inputs of a batch, each once."""
-    notes = (source.mixing_in_pass() for source in sources if isinstance(source, Network))
+    notes = (source.mixing_in_pass() for source in sources if isinstance(source, Source))
     return tuple(dict.fromkeys(filter(None, notes)))
 
 
@@ -453,19 +480,61 @@ def number_duplicates(sources: Sequence[Any]) -> None:
             source.name = f"{names[k]} ({'AB'[k] if len(names) == 2 else k + 1})"
 
 
-def things_and_data(model_a: Any, model_b: Any, data: Any) -> tuple[list[Any], Any]:
-    """The things to compare, and the data, from (a, b, data) or ([a, b, c], data)."""
-    if isinstance(model_a, (list, tuple)) and not isinstance(model_a, nn.Module):
+def models_and_data(
+    model_a: Any, model_b: Any, data: Any, names: Sequence[str | None] | None = None
+) -> tuple[list[Any], list[str | None], Any]:
+    """The things to compare, their names (None: their own) and the data.
+
+    From (a, b, data), ([a, b, c], data) or ({"base": a, "tuned": b}, data), as the caller was given them.
+    """
+    if isinstance(model_a, (list, tuple)) or is_named(model_a):
         if data is not None and model_b is not None:
             raise TypeError("with several models there is no second one: write ([m1, m2, m3], data)")
-        if len(model_a) < 2 and not (model_a and is_statistics(model_a[0])):
+        if len(model_a) < 2 and not (model_a and is_statistics(next(iter(model_a)))):
             raise ValueError(f"need at least two models to compare, got {len(model_a)}")
-        return list(model_a), model_b if data is None else data
+        return *names_of(model_a, names), model_b if data is None else data
     if model_b is None:
         if is_statistics(model_a):
-            return [model_a], data
+            return [model_a], [None], data
         raise TypeError("need two models to compare (the same one twice is fine), or a list of them and data")
-    return [model_a, model_b], data
+    return *names_of([model_a, model_b], names), data
+
+
+def names_of(models: Any, names: Sequence[str | None] | None = None) -> tuple[list[Any], list[str | None]]:
+    """The models of a list or of {name: model}, and their names; None for those that keep their own."""
+    if isinstance(models, Mapping):
+        if names is not None:
+            raise TypeError("the models have names already, the keys of the dict: leave names= out")
+        models, names = list(models.values()), [str(name) for name in models]
+    if names is None:
+        return list(models), [None] * len(models)
+    if isinstance(names, str) or not all(name is None or isinstance(name, str) for name in names):
+        raise TypeError(f"names= is a list of texts, one for each model, got {names!r}")
+    if len(names) != len(models):
+        raise ValueError(f"need a name for each model, got {len(names)} names ({listed(names)}) for {len(models)}")
+    given = [name for name in names if name is not None]
+    if "" in given or len(set(given)) < len(given):
+        raise ValueError(f"names of models must differ, and not be empty, got {listed(map(repr, given))}")
+    return list(models), list(names)
+
+
+def is_named(thing: Any) -> bool:
+    """Whether this is {name: model}: a dict of arrays is {site: activations}, and neither holds the other."""
+    if not isinstance(thing, Mapping):
+        return False
+    arrays = [str(key) for key, value in thing.items() if isinstance(value, (np.ndarray, Tensor))]
+    models = [str(key) for key, value in thing.items() if _is_source(value)]
+    if arrays and models:
+        raise TypeError(
+            f"a dict holds models or arrays, not both: {listed(map(repr, models))} are models (or files of them) and "
+            f"{listed(map(repr, arrays))} arrays. Write {{name: {{site: array}}}} for saved activations with a name"
+        )
+    return bool(models)
+
+
+def _is_source(thing: Any) -> bool:
+    kinds = (nn.Module, NamedModel, ActivationFile, Mapping, str, os.PathLike)
+    return isinstance(thing, kinds) or package_of(thing) is not None
 
 
 def for_each(names: str, count: int, a: Any, b: Any, both: Any = None) -> list[Any]:
@@ -502,16 +571,21 @@ def open_source(text: str | os.PathLike[str], *, seed: int = 0) -> NamedModel | 
     return open_activations(text) if is_array_file(text) else open_model(str(text), seed=seed)
 
 
-def open_network(thing: Any, *, sites: Any, rows: Rule, prepare: Any, inputs: Any, device: Any) -> Source:
+def open_network(
+    thing: Any, *, name: str | None = None, sites: Any, rows: Rule, prepare: Any, inputs: Any, device: Any
+) -> Source:
     """A network from a module or specification, or saved activations from {site: array} or a file of arrays."""
     if isinstance(thing, (str, os.PathLike)):
         thing = open_source(thing)
     if isinstance(thing, Mapping):
         thing = open_activations(thing)
     if isinstance(thing, ActivationFile):
-        return SavedActivations(thing, Path(thing.name).stem, sites, rows, device)
+        own_name = thing.about.get("name") or Path(thing.name).stem
+        return SavedActivations(thing, name or own_name, sites, rows, device)
     otherwise = (
         ", or saved activations ({site: array}, .npz, .safetensors). Data come third: compare(model, model, data) "
         "compares the layers of one network"
     )
-    return Network.of(thing, prepare=prepare, otherwise=otherwise, sites=sites, rows=rows, inputs=inputs, device=device)
+    return Network.of(
+        thing, name=name, prepare=prepare, otherwise=otherwise, sites=sites, rows=rows, inputs=inputs, device=device
+    )

@@ -52,6 +52,10 @@ def measure(
     factors (d, p₁), (p₁, p₂), … to be multiplied; for measures of tensors, two tensors of one shape; for measures of
     atoms, the atoms (m, height, width) of one layer of two models that share its coefficients.
     """
+    if not isinstance(name, (str, Measure)):
+        where = next((f"{w} place" for w, v in (("second", x), ("third", y)) if isinstance(v, (str, Measure))), None)
+        found = f"; it is in the {where}" if where else f", got {type(name).__name__} in its place"
+        raise TypeError(f"the name of the measure comes first, measure('linear_cka', x, y){found}")
     chosen = find(name)
     if options:
         chosen = chosen.using(**options)

@@ -20,9 +20,11 @@ from ..results import Side
 from ..stats import DebiasedAlignment, Fold, Grams, RowSampler, Sample, on_device
 from .uncertainty import FEWEST_GROUPS, Error, as_array, block_deviation, by_jackknife, student
 
-ROWS = 512  # of the whole data, that are kept
-COLUMNS = 512  # of each of two projections of wider rows
-SITES = 3  # of each network, spread over its depth, the last one included
+ROWS = 384  # of the whole data, that are kept
+COLUMNS = 384  # of each of two projections of wider rows
+AT_ONCE = 64  # rows that are projected at a time,
+NUMBERS = 2**23  # or so many numbers of a site
+SITES = 2  # of each network, spread over its depth, the last one included
 FALSE_ALARMS = 1e-4  # how often shuffled rows may look ordered
 LEAST = 0.02  # difference, as a share of the value, that is worth a caveat
 
@@ -38,32 +40,45 @@ class OrderTest:
     def __init__(self, sampler: RowSampler, side: Side) -> None:
         self.sites = [side.sites[k] for k in tested_sites(side)]
         self._sampler, self._folds = sampler, [_projections(side.widths[k], sampler.seed) for k in tested_sites(side)]
-        self._chunk: dict[str, tuple[Tensor, Tensor]] = {}
         self._places: dict[torch.device, tuple[int, int, Tensor]] = {}  # of the sampled rows in a chunk
+        self._rows: dict[str, list[Tensor]] = {site: [] for site in self.sites}  # not yet projected
+        self._index: list[np.ndarray] = []  # of these rows among all
         self._parts: list[Sample] = []
         self._complete = True
 
     def keep(self, site: str, rows: Tensor, start: int) -> None:
         """Keep the sampled rows of one site and chunk. Without any, nothing is launched on a GPU."""
         drawn = self._sampler.draw(start, len(rows))
-        if not len(drawn):
-            return
-        places = self._places.get(rows.device)
-        if places is None or places[:2] != (start, len(rows)):
-            index = torch.from_numpy(drawn - start).to(rows.device, non_blocking=True)  # a GPU is not waited for
-            places = self._places[rows.device] = start, len(rows), index
-        some = rows[places[2]]
-        some = some if some.dtype == torch.float64 else some.float()
-        folds = self._folds[self.sites.index(site)]
-        self._chunk[site] = (folds[0](some), folds[1](some)) if folds else (some, some[:, :0])
+        if len(drawn):
+            places = self._places.get(rows.device)
+            if places is None or places[:2] != (start, len(rows)):
+                index = torch.from_numpy(drawn - start).to(rows.device, non_blocking=True)  # a GPU is not waited for
+                places = self._places[rows.device] = start, len(rows), index
+            self._rows[site].append(rows[places[2]])
 
     def end_chunk(self, start: int, count: int, device: torch.device) -> None:
-        """Put together what was kept of one chunk."""
-        if self._chunk:
-            kept = on_device(tuple(self._chunk[site] for site in self.sites), device)
-            xs, ys = zip(*kept, strict=True)
-            self._parts.append(Sample(xs, ys, self._sampler.draw(start, count), count, ROWS, self._sampler.seed))
-            self._chunk = {}
+        """Project what was kept once there is enough of it: for a few rows at a time that takes long."""
+        if len(drawn := self._sampler.draw(start, count)):
+            self._index.append(drawn)
+            for kept in self._rows.values():
+                kept[-1] = kept[-1].to(device)
+            waiting = sum(map(len, self._index))
+            if waiting >= AT_ONCE or waiting * max(kept[-1].shape[1] for kept in self._rows.values()) >= NUMBERS:
+                self._project()
+
+    def _project(self) -> None:
+        """Make what was kept a part of the sample."""
+        if not self._index:
+            return
+        sides = []
+        for kept, folds in zip(self._rows.values(), self._folds, strict=True):
+            rows = torch.cat(kept)
+            rows = rows if rows.dtype == torch.float64 else rows.float()
+            sides.append((folds[0](rows), folds[1](rows)) if folds else (rows, rows[:, :0]))
+            kept.clear()
+        index, (xs, ys) = np.concatenate(self._index), zip(*sides, strict=True)
+        self._parts.append(Sample(xs, ys, index, len(index), ROWS, self._sampler.seed))
+        self._index = []
 
     def add(self, sample: Sample | None) -> None:
         """Add the sample of other rows; None: there is none, and so no sample over the whole data."""
@@ -74,6 +89,7 @@ class OrderTest:
 
     def sample(self) -> Sample | None:
         """The sample so far."""
+        self._project()
         if len(self._parts) > 1:
             first, *rest = self._parts
             self._parts = [on_device(first, rest[0].xs[0].device).merge(*rest)]

@@ -40,8 +40,9 @@ from .network import (
     is_array_file,
     meeting_place,
     mixing_notes,
+    models_and_data,
+    names_of,
     number_duplicates,
-    things_and_data,
 )
 from .one_shot import as_outputs
 from .plan import find_measures
@@ -62,6 +63,7 @@ def compare_outputs(
     data: Any = None,
     measures: str | Measure | Sequence[str | Measure] | None = None,
     *,
+    names: Sequence[str | None] | None = None,
     labels: Any = None,
     kind: str = "auto",
     shifts: str | Sequence[str] | Sequence[Shift] | None = None,
@@ -74,9 +76,10 @@ def compare_outputs(
     """Compare the outputs of models for the same inputs in one pass: agreement, common errors, divergence.
 
     `model_a`, `model_b`: modules, model specifications, or saved predictions (an array, {name: array}, a .npz or
-    .safetensors file with one array). `compare_outputs([m1, m2, m3], data)` and `compare_outputs({name: array or
-    model, …})` compare all pairs. `data`: as in `compare`; predictions alone need none. `measures`: by default all
-    that the outputs and labels support.
+    .safetensors file with one array). `compare_outputs([m1, m2, m3], data)` and `compare_outputs({name: array or model,
+    …})` compare all pairs; `names` gives a list of models names. `data`: as in `compare`; predictions alone need none.
+    `measures`: by default all that the outputs and labels support, except `churn`, which is `disagreement` by another
+    name.
 
     `labels`: (n,) class numbers, or a function from a batch to labels; by default whole numbers y of (x, y) batches,
     or `labels` of dicts. `kind`: the kind of outputs, see `sosie.measure`. Of tuples, dicts and ModelOutputs, `logits`
@@ -90,11 +93,9 @@ def compare_outputs(
     draws new random numbers.
     """
     with together() as ranks:
-        names: Sequence[str | None] = ()
-        if isinstance(model_a, Mapping) and len(model_a) > 1:
-            names, model_a = list(map(str, model_a)), list(model_a.values())
-        things, data = things_and_data(model_a, model_b, data)
-        names = names or [None] * len(things)
+        if isinstance(model_a, Mapping) and len(model_a) > 1:  # here arrays are models too: their predictions
+            model_a, names = names_of(model_a, names)
+        things, names, data = models_and_data(model_a, model_b, data, names)
         chosen = None if measures is None else find_measures(measures, of="outputs")
         prepares = for_each("prepare", len(things), prepare_a, prepare_b)
         sources = [
@@ -463,7 +464,10 @@ def _comparison(
 ) -> Comparison:
     sums = next(iter(grid.values()))
     if measures is None:
-        measures = tuple(m for m in MEASURES.values() if m.reads_outputs and m.reads in sums.supplies)
+        # Churn is disagreement by another name: one of them is enough.
+        measures = tuple(
+            m for m in MEASURES.values() if m.reads_outputs and m.reads in sums.supplies and m.name != "churn"
+        )
     about = {**about, "inputs": sums.n, "outputs": list(sums.kinds)}
     if all(MarkedPredictions in each.supplies for each in grid.values()):
         right = {

@@ -16,7 +16,7 @@ from ..capture import Chunk, gives_several_rows
 from ..files import DamagedFile, check_schema
 from ..measures import find
 from ..process_state import products
-from ..results import SIDE, Caveat, Comparison, Estimate, Side
+from ..results import SIDE, Caveat, Comparison, Estimate, Side, rules_of
 from ..stats import Sample, Statistic, load_statistics, moved, on_device, save_statistics
 from . import caveats
 from .evaluate import evaluate
@@ -220,7 +220,7 @@ class Partial:
                     seed=self.seed,
                     interval=self.interval,
                     order_samples=self.order_samples,
-                    independent=not gives_several_rows(self.rows_rule) or self.rows <= self.inputs,
+                    independent=not any(map(gives_several_rows, rules_of(self.rows_rule))) or self.rows <= self.inputs,
                 )
         values = {
             name: replace(estimates[name], caveats=(*estimates[name].caveats, *self._caveats(name)))

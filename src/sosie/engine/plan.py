@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import torch
 
-from ..capture import Rule, check_rule
 from ..checks import one_of, whole_number
 from ..measures import Measure, find
 from ..stats import BLOCK, NO_NEURONS, ROWS, Covariances, Grams, Moments, Neurons, UncentredAlignment
@@ -58,7 +57,6 @@ class Request:
     """The options of `compare`."""
 
     measures: tuple[Measure, ...]
-    rows: Rule = "flatten"
     device: str | torch.device | None = None
     precision: str | None = None
     memory: int = MEMORY
@@ -70,7 +68,6 @@ class Request:
     interval: bool = False
 
     def __post_init__(self) -> None:
-        check_rule(self.rows)
         if self.precision is not None:
             one_of(self.precision, "precision", PRECISIONS)
         if self.max_rows is not None:
@@ -83,11 +80,6 @@ class Request:
         That moves a CKA by less than 1e-5, since rows are centred first.
         """
         return self.precision in (None, "tf32")
-
-    @property
-    def rule(self) -> str:
-        """The name of the row rule."""
-        return self.rows if isinstance(self.rows, str) else getattr(self.rows, "__name__", "function")
 
     def as_text(self) -> dict[str, Any]:
         """The settings in the provenance of a result."""

@@ -36,10 +36,12 @@ def provenance(**about: Any) -> dict[str, Any]:
     return facts
 
 
-def describe_model(model: nn.Module, name: str, weights: str, inputs: str = "") -> str:
-    """One line about a model; `weights`: their origin, from `models.weights_of`."""
+def describe_model(model: nn.Module, name: str, weights: str, inputs: str = "", known_as: str = "") -> str:
+    """One line about a model; `weights`: their origin, from `models.weights_of`; `known_as`: its own name."""
     count = sum(parameter.numel() for parameter in model.parameters())
-    parts = [type(model).__name__, f"{count:,} parameters", weights, inputs]
+    kind = type(model).__name__
+    own = known_as if known_as not in (kind, name) and not name.startswith(f"{known_as} (") else ""
+    parts = [own, kind, f"{count:,} parameters", weights, inputs]
     return f"{name}: {', '.join(filter(None, parts))}"
 
 

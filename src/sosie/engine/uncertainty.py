@@ -91,7 +91,7 @@ def judged(measure: Measure, value: Array, drawn: Array, tie: float = TIE) -> Ch
     unknown = ~np.isfinite(value) | ~np.isfinite(drawn).all(0)
     for array in (p, p_search):
         array[unknown] = np.nan
-    return Chance(mean, spread_of_draws, p, p_search)
+    return Chance(mean, spread_of_draws, p, p_search, p_floor=1 / len(everything))
 
 
 # Standard errors: from groups of rows left out in turn, or from halves and quarters of the rows

@@ -18,6 +18,7 @@ from ..capture import Rule, as_found
 from ..checks import listed, whole_number
 from ..engine.caveats import of_left_out
 from ..engine.evaluate import CONSTANT, by_pair
+from ..engine.network import names_of
 from ..engine.plan import parse_size
 from ..engine.provenance import provenance
 from ..files import DamagedFile
@@ -46,6 +47,7 @@ def dynamics(
     other: Any = None,
     measures: str | Measure | Sequence[str | Measure] | None = None,
     *,
+    names: Sequence[str | None] | None = None,
     data: Any = None,
     sites: Any = None,
     rows: Rule = "flatten",
@@ -60,8 +62,8 @@ def dynamics(
 
     `run`: a folder that `sosie.history.Recorder` wrote, a list of checkpoints, or {step: checkpoint}; a checkpoint is a
     model, a model specification, a state dict or a file of weights. `other`: a second run, for time of A × time of B at
-    sites of the same name. `measures`: None takes atom_cosine of recorded atoms, weight_cosine of weights and
-    debiased_cka of activations; other measures of the same kind are possible.
+    sites of the same name; `names`, or {name: run}, gives runs names. `measures`: None takes atom_cosine of recorded
+    atoms, weight_cosine of weights and debiased_cka of activations; other measures of the same kind are possible.
 
     Checkpoints with `data` are compared by their activations on the first `max_rows` inputs (1024 by default; `rows`,
     `prepare` and `inputs` as for `compare`), one pass each; without data by their weights, or by their atoms if the
@@ -75,11 +77,19 @@ def dynamics(
             raise ValueError("no measures given; `sosie measures` lists them")
     if other is not None and folder is not None:
         raise ValueError("folder= stores the checkpoints of one run: leave it out for two")
+    if isinstance(run, Mapping) and run and all(isinstance(key, str) for key in run) and not _is_state(run):
+        if other is not None:
+            raise TypeError("with named runs there is no second one: dynamics({'wide': run_a, 'narrow': run_b})")
+        if len(run) > 2:
+            raise ValueError(f"one run, or two against each other; got {len(run)}: {listed(run)}")
+        things, all_names = names_of(run, names)
+    else:
+        things, all_names = names_of([run] if other is None else [run, other], names)
     options: dict[str, Any] = {"data": data, "rows": rows, "prepare": prepare, "inputs": inputs}
     runs: list[Run] = []
     weights: list[str] = []  # the origin of the checkpoints' weights
     with ExitStack() as stack:
-        for thing in (run,) if other is None else (run, other):
+        for thing in things:
             if is_run(thing):
                 stated = {**options, "rows": None if rows == "flatten" else rows}
                 if settled := [key for key, value in stated.items() if value is not None]:
@@ -96,7 +106,7 @@ def dynamics(
                     "dynamics takes the folder of a recorder (with a run.json), a list of checkpoints or {step: "
                     f"checkpoint}}, got {got}"
                 )
-        return _compare(runs, chosen, sites, parse_size(memory) or MEMORY, data, weights)
+        return _compare(runs, all_names, chosen, sites, parse_size(memory) or MEMORY, data, weights)
 
 
 def _kind(measures: list[Measure] | None, data: Any) -> str:
@@ -162,7 +172,7 @@ def _record(
             with ExitStack() as stack:
                 if isinstance(model, nn.Module):
                     stack.enter_context(as_found(model, device))
-                recorder = Recorder(folder, model, kind, sites=sites, probe=probe, by_depth=by_depth)  # type: ignore[arg-type]
+                recorder = Recorder(folder, model, kind, sites=sites, data=probe, by_depth=by_depth)  # type: ignore[arg-type]
                 stack.enter_context(recorder).record(step)
         except Exception as error:
             error.add_note(f"while reading checkpoint {name} (step {step})")
@@ -199,12 +209,18 @@ def _open(thing: Any, kind: str, prepare: Any) -> tuple[Any, Any, str]:
 
 @products()
 def _compare(
-    runs: list[Run], measures: list[Measure] | None, sites: Any, budget: int, data: Any, weights: list[str]
+    runs: list[Run],
+    names: Sequence[str | None],
+    measures: list[Measure] | None,
+    sites: Any,
+    budget: int,
+    data: Any,
+    weights: list[str],
 ) -> Dynamics:
     a, b = runs[0], runs[-1]
     both = list(dict.fromkeys(runs))
     what, by_depth = a.about.what, all(run.about.by_depth for run in both)
-    names = _common_sites(a, b, sites)
+    common = _common_sites(a, b, sites)
     for run in both:
         if not run.frames:
             raise ValueError(f"{run.folder} has no record yet")
@@ -217,16 +233,19 @@ def _compare(
         caveats += [] if run.note is None else [Caveat(f"{run.name}: {run.note}")]
         caveats += of_left_out(Side(run.name, (), (), (), left_out=tuple(run.about.left_out.items())))
     caveats += [] if by_depth else [Caveat(SORTED)]
-    caveats += _of_coefficients(a, b, names) if what == "atoms" else []
-    labels = (a.name, b.name) if len(runs) == 1 or a.name != b.name else (f"{a.name} (A)", f"{b.name} (B)")
+    caveats += _of_coefficients(a, b, common) if what == "atoms" else []
+    labels = [name or run.name for name, run in zip((names[0], names[-1]), (a, b), strict=True)]
+    if len(runs) == 2 and labels[0] == labels[1]:
+        labels = [f"{labels[0]} (A)", f"{labels[1]} (B)"]
     settings = {"stored as": a.about.dtype, "rows": a.about.rows or "none"}
     return Dynamics(
-        *labels,
+        labels[0],
+        labels[1],
         what,
-        tuple(names),
+        tuple(common),
         tuple(a.steps),
         tuple(b.steps),
-        {measure.name: _at_sites(measure, a, b, names, budget, caveats) for measure in chosen},
+        {measure.name: _at_sites(measure, a, b, common, budget, caveats) for measure in chosen},
         len(runs) == 2,
         provenance(settings=settings, models=[*(run.about.model for run in both), *weights], data=data),
         by_depth,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from uuid import uuid4
 
 import torch
@@ -19,11 +19,14 @@ from torch import Tensor, nn
 from ..capture import Batches, Chunk, Rule, check_rule, copied, count_inputs, cut, recut, unwrap, without_labels
 from ..capture.batches import explain_types
 from ..capture.sites import named_parameters
-from ..checks import one_of, whole_number
+from ..checks import one_of, renamed, whole_number
 from ..engine.network import Network
 from ..models import atom_layers
 from ..process_state import products
-from .run_folder import CODES, KINDS, RECORDS, About, FrameWriter, choose_sites
+from .run_folder import CODES, KINDS, RECORDS, About, FrameWriter, choose_sites, is_run
+
+if TYPE_CHECKING:
+    from .monitor import Monitor
 
 Model: TypeAlias = nn.Module | Mapping[str, Tensor]
 What = Literal["atoms", "weights", "activations"]
@@ -32,15 +35,16 @@ What = Literal["atoms", "weights", "activations"]
 class Recorder(AbstractContextManager["Recorder"]):
     """Records a model at each step: `recorder.record(step)` in any loop, `fit(…, after_epoch=recorder.record)`.
 
-    `what`: the atoms of layers made of them, the weights of layers, or activations on `probe` (data as for `compare`),
+    `what`: the atoms of layers made of them, the weights of layers, or activations on `data` (as for `compare`),
     which become rows by the rule `rows`. `sites`: names, globs or types; None takes all layers of atoms, all layers
     with a matrix of weights, or for activations blocks or layers as `compare` does. Every `every`-th step is recorded,
     in numbers of type `dtype`. `prepare` and `inputs` are as for `compare`. `by_depth=False`: sites are not in order of
     depth (as in a state dict sorted by name), so nothing is concluded from their order.
 
     The folder holds run.json and records, which grows by whole records: a run that is killed loses at most the record
-    it was writing. A recorder of the same model, sites and probe continues after the last step of its folder; an
-    earlier step raises. `resume(step)` removes later records, for a run that goes back to a checkpoint. The model's
+    it was writing. A recorder of the same model, sites and data continues after the last step of its folder; an
+    earlier step raises. `resume(step)` removes later records, for a run that goes back to a checkpoint;
+    `overwrite=True` replaces the run that the folder holds, as for a cell of a notebook that is run again. The model's
     mode, gradients and random state are left as found.
     """
 
@@ -51,19 +55,22 @@ class Recorder(AbstractContextManager["Recorder"]):
         what: What = "atoms",
         *,
         sites: Any = None,
-        probe: Any = None,
+        data: Any = None,
         rows: Rule = "flatten",
         every: int = 1,
         dtype: torch.dtype = torch.float32,
         prepare: Callable[[Any], Any] | None = None,
         inputs: Callable[[Any], Any] | None = None,
         by_depth: bool = True,
+        overwrite: bool = False,
+        probe: Any = None,
     ) -> None:
         one_of(what, "what", KINDS)
-        if probe is None and what == "activations":
-            raise ValueError("activations need inputs: give probe=")
-        if probe is not None and what != "activations":
-            raise ValueError(f"probe= is for activations, not for {what}")
+        data = renamed(probe, data, "probe", "data")
+        if data is None and what == "activations":
+            raise ValueError("activations need inputs: give data=")
+        if data is not None and what != "activations":
+            raise ValueError(f"data= is for activations, not for {what}")
         if dtype not in CODES:
             raise ValueError(f"dtype={dtype}: one of {', '.join(map(str, CODES))}")
         self.folder, self.model, self.what = Path(folder), model, what
@@ -72,21 +79,24 @@ class Recorder(AbstractContextManager["Recorder"]):
         if what == "activations":
             if not isinstance(model, nn.Module):
                 raise TypeError(f"activations need a torch.nn.Module to run, got {type(model).__name__}")
-            self._probe = probe if isinstance(probe, Probe) else Probe(probe, rows, prepare=prepare, inputs=inputs)
+            self._probe = data if isinstance(data, Probe) else Probe(data, rows, prepare=prepare, inputs=inputs)
         self.about = self._describe(by_depth)
         if self.folder.exists() and not self.folder.is_dir():
             raise NotADirectoryError(f"{self.folder} is a file: name a folder")
-        known = About.read(self.folder)
+        replaced = overwrite and is_run(self.folder)
+        known = None if replaced else About.read(self.folder)
         if known is not None:
             known.check_same(self.about, self.folder)
-            self.about = replace(self.about, run=known.run)
-        elif self.folder.is_dir() and any(not item.name.startswith(".") for item in self.folder.iterdir()):
+        elif not replaced and self.folder.is_dir() and any(not f.name.startswith(".") for f in self.folder.iterdir()):
             raise FileExistsError(f"{self.folder} holds other files: name an empty or a new folder")
-        else:
-            self.about = replace(self.about, run=uuid4().hex)
+        self.about = replace(self.about, run=uuid4().hex if known is None else known.run)
+        if replaced:  # nothing is touched while another recorder writes there
+            self._writer = FrameWriter(self.folder / RECORDS, empty=True)
+        if known is None:
             self.about.save(self.folder)
+        if not replaced:
+            self._writer = FrameWriter(self.folder / RECORDS)
         self._head, _, self._size = self.about.layout()
-        self._writer = FrameWriter(self.folder / RECORDS)
         self.note = self._writer.torn  # a message about what an interruption lost
         if self.note is not None:
             warnings.warn(f"{self.folder}: {self.note}", stacklevel=2)
@@ -110,8 +120,9 @@ class Recorder(AbstractContextManager["Recorder"]):
             return
         if self.steps and step <= self.steps[-1]:
             raise ValueError(
-                f"step {step} is not after step {self.steps[-1]}, the last on record in {self.folder}: name another "
-                "folder for a new run, or call resume(step) first to go back to a checkpoint"
+                f"step {step} is not after step {self.steps[-1]}, the last on record in {self.folder}: open the "
+                "recorder with overwrite=True to replace that run, name another folder, or call resume(step) first to "
+                "go back to a checkpoint"
             )
         self._writer.append(step, self._payload())
 
@@ -120,7 +131,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         if step <= 0 and self.steps:
             raise ValueError(
                 f"{self.folder} has records up to step {self.steps[-1]} and this run starts at step {step}: name "
-                "another folder"
+                "another folder, or replace that run with overwrite=True"
             )
         return self._writer.drop_after(step)
 
@@ -324,8 +335,10 @@ def _feed(parts: dict[str, Any], name: str, value: Any) -> None:
 At = Literal["epoch", "step"]
 
 
-def lightning_callback(recorder: Recorder, at: At = "epoch") -> Any:
+def lightning_callback(recorder: Recorder | Monitor, at: At = "epoch") -> Any:
     """A callback for Lightning's Trainer: records before training and after each epoch, or each optimiser step.
+
+    A `Monitor` in place of the recorder compares with a reference at those times.
 
     Give the recorder the module that is trained; its `every` thins out the steps. A fit that resumes from a checkpoint
     first removes records of later steps; one that starts anew in a folder with records raises.
@@ -361,10 +374,10 @@ def lightning_callback(recorder: Recorder, at: At = "epoch") -> Any:
     return RecorderCallback()
 
 
-def hf_callback(recorder: Recorder, at: At = "step") -> Any:
+def hf_callback(recorder: Recorder | Monitor, at: At = "step") -> Any:
     """A callback for transformers' Trainer: records before training and after each optimiser step, or each epoch.
 
-    As `lightning_callback`; give the recorder the model that is trained.
+    As `lightning_callback`; give the recorder or monitor the model that is trained.
     """
     try:
         from transformers import TrainerCallback
@@ -396,13 +409,13 @@ def hf_callback(recorder: Recorder, at: At = "step") -> Any:
     return RecorderCallback()
 
 
-def _start(recorder: Recorder, step: int) -> None:
+def _start(recorder: Recorder | Monitor, step: int) -> None:
     if recorder.steps:
         recorder.resume(step)
     _record_once(recorder, step)
 
 
-def _record_once(recorder: Recorder, step: int) -> None:
+def _record_once(recorder: Recorder | Monitor, step: int) -> None:
     """Record, unless this step is on record: with accumulated gradients several batches end in the same step."""
     if not recorder.steps or step > recorder.steps[-1]:
         recorder.record(step)

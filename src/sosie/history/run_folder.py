@@ -141,12 +141,15 @@ def _later_frame(whole: memoryview, place: int) -> Frame | None:
 class FrameWriter:
     """Appends frames to a file; one process at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, empty: bool = False) -> None:
+        """`empty`: without the frames that are there."""
         self.path = path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             if fcntl is not None:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the file is closed, by a kill too
+            if empty:
+                os.ftruncate(self._file, 0)
             self.frames, self._end, self.torn = scan(path)
             if self.torn is not None:
                 os.ftruncate(self._file, self._end)
@@ -154,7 +157,10 @@ class FrameWriter:
             os.close(self._file)
             self._file = -1
             if isinstance(error, BlockingIOError):
-                message = f"another recorder writes to {path.parent}: close it, or name another folder"
+                message = (
+                    f"another recorder writes to {path.parent}: close it (recorder.close(), or a with block around it; "
+                    "in a notebook it may be that of an earlier cell), or name another folder"
+                )
                 raise BlockingIOError(message) from error
             raise
 
@@ -294,7 +300,7 @@ class About:
         if faults:
             raise ValueError(
                 f"{folder} is a run of something else ({self.model}; here {new.model}): "
-                f"{listed(faults, separator='; ')}. Name another folder"
+                f"{listed(faults, separator='; ')}. Name another folder, or replace that run with overwrite=True"
             )
 
     def _facts(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..checks import parse_call
 from ..linalg import near_one, widened
+from ..notebook import html_facts
 from ..process_state import without_autocast
 from ..stats import (
     Alignment,
@@ -43,10 +44,12 @@ TRANSFORMATIONS = {
     "scale": "all times one positive number",
     "shift": "a vector added to every row",
 }
+UNKNOWN = "unknown"  # a fact that nobody has declared; a measure of sosie's declares them all
 FACTS = (
     "name", "summary", "reads", "bounds", "same", "closer", "invariant", "symmetric", "differentiable", "paired",
     "same_width", "needs", "chance", "cost", "paper", "defaults",
 )  # fmt: skip
+USUAL = ("debiased_cka", "linear_cka", "mean_cca", "cca_r2", "procrustes_distance", "procrustes_angle")
 IMPLIED = {"rotation": {"permutation"}, "linear": {"permutation", "rotation", "stretch", "scale"}, "stretch": {"scale"}}
 
 
@@ -110,6 +113,24 @@ class Measure:
             if "scale" in self.invariant:
                 x, y = near_one(x), near_one(y)
             return self.from_sample(Sample.of(x, y, inputs=None if inputs is None else near_one(inputs)))
+
+    def _repr_html_(self) -> str:
+        low, high = self.bounds
+        extent = f"{'−∞' if low is None else f'{low:g}'} to {'∞' if high is None else f'{high:g}'}"
+        facts = {
+            "what it is": self.summary,
+            "range": f"{extent}, {'higher' if self.closer == 'up' else 'lower'} is more alike",
+            "with itself": "depends on the rows" if self.same is None else f"{self.same:g}",
+            "invariant to": ", ".join(sorted(self.invariant)),
+            "by chance": self.chance,
+            "with few rows": self.few_rows,
+            "needs": ", ".join(sorted(self.needs)),
+            "symmetric": "yes" if self.symmetric else "no",
+            "differentiable": "yes" if self.differentiable else "no",
+            "cost": self.cost,
+            "paper": self.paper,
+        }
+        return html_facts(self.name, facts)
 
     @property
     def reads_outputs(self) -> bool:
@@ -178,9 +199,9 @@ def define(
     bounds: tuple[float | None, float | None],
     closer: Literal["up", "down"],
     invariant: Iterable[str],
-    paper: str,
-    cost: str,
-    chance: str,
+    paper: str = UNKNOWN,
+    cost: str = UNKNOWN,
+    chance: str = UNKNOWN,
     same: float | Literal["closest"] | None = "closest",
     symmetric: bool = True,
     differentiable: bool = True,
@@ -194,7 +215,8 @@ def define(
     """Register a function of a view as a measure under its own name, with its facts.
 
     Invariances that follow from others need not be declared, nor the value of rows with themselves if it is the bound
-    on the side of `closer`: 1 for a cosine, 0 for a distance.
+    on the side of `closer`: 1 for a cosine, 0 for a distance. The laws need `reads`, `bounds`, `closer` and
+    `invariant`; `chance`, `cost` and `paper` are for people, and may be left out of a measure of your own.
     """
     unknown = set(invariant) - set(TRANSFORMATIONS)
     if unknown:
@@ -239,7 +261,11 @@ def find(measure: str | Measure) -> Measure:
         return measure
     name, options = parse_call(measure)
     if name not in MEASURES:
-        near = [m for m in MEASURES if name and name in m] or difflib.get_close_matches(name, MEASURES, n=3, cutoff=0.4)
+        small = name.lower()
+        inside = [m for m in MEASURES if small and small in m]
+        # The usual ones come first: of CKA debiased_cka and linear_cka.
+        inside = sorted(inside, key=lambda m: USUAL.index(m) if m in USUAL else len(USUAL))[:4]
+        near = inside or difflib.get_close_matches(small, MEASURES, n=3, cutoff=0.4)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise UnknownMeasure(f"no measure is called {name!r}{hint} (`sosie measures` lists them)")
     return MEASURES[name].using(**options) if options else MEASURES[name]

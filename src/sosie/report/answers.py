@@ -55,7 +55,7 @@ def render(answer: Answer) -> str:
     }
     query = answer.asked.get("query")
     return render_page(
-        title=in_a_sentence(str(query)) if query else counted(answer.models, "model"),
+        title=in_a_sentence(str(query)) if query else _heading(answer),
         question=_QUESTIONS.get(answer.question, answer.question),
         lead=visible(answer.sentence()),
         others=[visible(note) for note in answer.notes],
@@ -64,6 +64,11 @@ def render(answer: Answer) -> str:
         scripts=_SCRIPTS,
         styles=("figures", "answer", "page"),
     )
+
+
+def _heading(answer: Answer) -> str:
+    models = counted(answer.models, "model")
+    return f"A map of {models}" if isinstance(answer, Map) else models
 
 
 def _points(answer: Map) -> list[dict[str, Any]]:

@@ -69,12 +69,13 @@ def sentences(board: Leaderboard) -> list[str]:
     )
     if not ranked:
         return ["No measure could be tested on all kinds of pairs.", setting, *_undefined(board), *_failed(board)]
-    first = ranked[0]
+    first, level = ranked[0], _level(board)
+    name = in_a_sentence(first.name)
+    claim = f"{name} comes first, but is not alone" if level else f"{name} says best what networks do"
     lead = (
-        f"{in_a_sentence(first.name)} says best what networks do: Spearman’s ρ of {first.correlation():.2f} with the "
+        f"{claim}: Spearman’s ρ of {first.correlation():.2f} with the "
         f"share of images they agree on, the mean over pairs that differ in {listed(list(first.grounding))}."
     )
-    level = [entry for entry in ranked[1:] if _is_level(entry)]
     tied = (
         f"{len(level) or 'None'} of the other {counted(len(ranked) - 1, 'measure')} cannot be distinguished from it: "
         "resampling the training runs, "
@@ -93,6 +94,13 @@ def sentences(board: Leaderboard) -> list[str]:
         setting,
         *_undefined(board),
         *_failed(board),
+    ]
+
+
+def _level(board: Leaderboard) -> list[Entry]:
+    """The measures that cannot be distinguished from the first."""
+    return [
+        entry for entry in board if entry.name != board.leader and entry.correlation() is not None and _is_level(entry)
     ]
 
 
@@ -141,10 +149,11 @@ def _contents(board: Leaderboard) -> dict[str, Any]:
         "kinds": board.pairs,
         "groups": board.conditions,
         "leader": None if board.leader is None else visible(board.leader),
+        "level": [visible(entry.name) for entry in _level(board)],
         "leftOut": {visible(name): visible(why) for name, why in board.left_out.items()},
         "scale": [list(line) for line in flat({"scale": board.scale, "data": board.data})],
         "provenance": [list(line) for line in flat(board.provenance)],
-        "reading": READING.partition(" ms:")[0],
+        "order": "By the mean of ρ over kinds of pairs; below each its interval, over training runs.",
     }
 
 

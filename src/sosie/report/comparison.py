@@ -31,6 +31,7 @@ from ..results import (
     least_first,
     number,
     over_sites,
+    rules_of,
     sites_least_first,
     summarise,
     transfer_sentence_of_all,
@@ -429,6 +430,17 @@ def title(result: Comparison | Comparisons) -> str:
     return listed(names, "models")
 
 
+_HEADINGS = {
+    "representations": ("{}", "How alike are they?"),
+    "outputs": ("Outputs of {}", "Do they give the same answers?"),
+    "shifts": ("Outputs of {} under shift", "Do they give the same answers?"),
+    "weights": ("Weights of {}", "How alike are they, without data?"),
+    "sketches": ("Features and gradients of {}", "Do they use their features alike?"),
+    "stitching": ("{}, stitched", "Can one do its job with what the other represents?"),
+    "transfer": ("{}", "How much is there to adapt?"),
+}
+
+
 def _measure(comparison: Comparison, name: str, brief: bool) -> dict[str, Any]:
     values, summary = comparison[name], summarise(comparison, name)
     shown: dict[str, Any] = {
@@ -450,6 +462,7 @@ def _measure(comparison: Comparison, name: str, brief: bool) -> dict[str, Any]:
     arrays = {kind: getattr(values, kind) for kind in _DOUBT if getattr(values, kind) is not None}
     shown["dropped"] = [kind for kind in arrays if brief and kind in _SPARED]
     shown.update({kind: packed(array) for kind, array in arrays.items() if kind not in shown["dropped"]})
+    shown["pFloor"] = values.p_floor
     shown["correction"] = None if by_chance(values) is None else correction(values)
     shown["calibrated"] = None if "null" in shown["dropped"] else _calibrated(values)
     return shown
@@ -461,7 +474,16 @@ def _stitched(comparison: Comparison) -> dict[str, Any] | None:
         return None
     names = list(comparison.values)
     beside = [names.index(name) for name in indices(comparison) if comparison[name].closer == "up"]
-    return {"does": names.index(main), "says": beside}
+    return {"does": names.index(main), "says": beside, "own": _own(comparison)}
+
+
+def _own(comparison: Comparison) -> dict[str, list[float]]:
+    """The accuracy of A and of B themselves, by the measure that it stands beside."""
+    own = comparison.provenance.get("accuracy")
+    if not (isinstance(own, (list, tuple)) and len(own) == 2 and all(isinstance(x, float) for x in own)):
+        return {}
+    a, b = own
+    return {"accuracy": [a, b], **({"relative_accuracy": [a / b, 1.0]} if b > 0 else {})}
 
 
 def _counted(comparison: Comparison, name: str) -> tuple[str, str]:
@@ -471,7 +493,9 @@ def _counted(comparison: Comparison, name: str) -> tuple[str, str]:
         return "Inputs", f"{n:,}, each answered once"
     if rule == TENSORS:
         return "Numbers", f"{n:,} in all layers of A"
-    return "Rows", f"{n:,}, made by the rule “{visible(rule)}”"
+    rules = dict.fromkeys(map(visible, rules_of(rule)))
+    words = " for A and ".join(f"“{rule}”" for rule in rules) + (" for B" if len(rules) == 2 else "")
+    return "Rows", f"{n:,}, made by the rule{'s' * (len(rules) == 2)} {words}"
 
 
 def _calibrated(values: Estimate) -> dict[str, Any] | None:
@@ -516,7 +540,7 @@ def _numbers(pairs: list[tuple[tuple[int, int], Comparison]]) -> int:
 
 _SCRIPTS = (
     *("scale", "heatmap", "pointing", "chance", "pair", "pinned", "curve", "table"),
-    *("stitched", "transfer", "words", "download", "page"),
+    *("stitched", "single", "transfer", "words", "page"),
 )
 
 
@@ -526,11 +550,13 @@ def render(result: Comparison | Comparisons) -> str:
         every, lines = [result], [sentence(result, name) for name in result.values]
     else:
         every, lines = list(result), [sentence_of_all(result, name) for name in shared_measures(result)]
+    heading, question = _HEADINGS[result.kind]
+    single = isinstance(result, Comparison) and all(values.value.size == 1 for values in result.values.values())
     return render_page(
-        title=title(result),
-        question="How much is there to adapt?" if result.kind == "transfer" else "How alike are they?",
+        title=heading.format(title(result)),
+        question=question,
         lead=lines[0] if lines else "Nothing was measured.",
-        others=lines[1:],
+        others=[] if single else lines[1:],  # the one table of the page says the rest
         kind="measure",
         data=contents(result),
         scripts=_SCRIPTS,

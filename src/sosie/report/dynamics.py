@@ -20,9 +20,11 @@ BARS, PLAIN_BARS = "▁▂▃▄▅▆▇█", ".:-=+*%#"
 SPARK = 24  # most letters of a small curve
 CURVE = "to the end"
 SETTLED = {
-    "up": "Settled: the first step from which the similarity to the last state stays at or above the threshold.",
+    "up": "Settled: the first step from which the similarity to the last state stays at or above the threshold; "
+    "later: not before the last step, where every state is near itself.",
     "down": "Settled: the first step from which the distance to the last state stays at or below the share of the "
-    "distance between the first state and the last that the threshold leaves (0.99: a hundredth).",
+    "distance between the first state and the last that the threshold leaves (0.99: a hundredth); later: not "
+    "before the last step.",
 }
 
 
@@ -91,16 +93,31 @@ def sentence(dynamics: Dynamics, measure: str) -> str:
         if near != far:
             text += f" and least at {in_a_sentence(dynamics.sites[far])} ({number(last[far])})"
         return f"{text}, by {name}."
+    values, first = dynamics[measure], ends[:, 0]
+    distance = first if values.closer == "down" else -first
+    if np.isnan(distance).all():
+        return f"By {name}, nothing can be said: the values of the first state with the last are undefined."
+    settled = dynamics.settled(measure=measure)
+    start, end = dynamics.steps_a[0], dynamics.steps_a[-1]
+    if len(dynamics.steps_a) > 1 and all(step == start for step in settled.values()):
+        return f"By {name}, nothing moved: every site stays within 0.99 of its last state from step {start} on."
+    most = int(np.nanargmax(distance))
+    text = f"By {name}, {in_a_sentence(dynamics.sites[most])} moved most ({number(first[most])} between step {start} "
+    text += f"and step {end})"
+    known = {site: step for site, step in settled.items() if step not in (None, end)}  # the end is near itself
+    if (step := known.get(dynamics.sites[most])) is not None:
+        text += f" and came within 0.99 of its last state at step {step}"
+    elif not known:
+        return f"{text}; no site came within 0.99 of its last state before it."
+    else:
+        text += " and was not within 0.99 of its last state before that"
     order = dynamics.order(measure=measure)
-    known = [(site, step) for site, step in zip(order.sites, order.steps, strict=True) if step is not None]
-    if not known:
-        return f"By {name}, no site settles: the last state is undefined."
-    (first, start), (last_site, end) = known[0], known[-1]
-    if start == end:
-        return f"By {name}, all sites have settled (0.99 of the last state) from step {start} on."
-    text = f"By {name}, {in_a_sentence(first)} settles first (0.99 of its last state from step {start} on) and "
-    text += f"{in_a_sentence(last_site)} last (step {end})"
-    if order.correlation is None or len(known) < 3:  # of two it is always 1 or -1
+    others = {site: step for site, step in known.items() if site != dynamics.sites[most]}
+    early, late = (pick(known, key=known.__getitem__) for pick in (min, max))
+    for site, place in ((early, "first"), (late, "last")):
+        if site in others and known[early] < known[late]:
+            text += f"; {in_a_sentence(site)} settled {place} (step {known[site]})"
+    if order.correlation is None or len(known) < 3 or len(known) < len(settled):  # of two it is always 1 or -1
         return f"{text}."
     way = "bottom-up" if order.correlation > 0 else "top-down" if order.correlation < 0 else "neither way"
     return f"{text}; step and depth correlate by {order.correlation:+.2f} over {len(known)} sites ({way})."
@@ -123,7 +140,7 @@ def render(dynamics: Dynamics) -> str:
     """The page of dynamics."""
     lines = [sentence(dynamics, measure) for measure in dynamics.values]
     return render_page(
-        title=listed([dynamics.name_a, dynamics.name_b] if dynamics.two_runs else [dynamics.name_a]),
+        title=f"{listed([dynamics.name_a, dynamics.name_b] if dynamics.two_runs else [dynamics.name_a])} over time",
         question="How do they change alike?" if dynamics.two_runs else "Which layer settles when?",
         lead=lines[0] if lines else "Nothing was measured.",
         others=lines[1:],
@@ -156,6 +173,7 @@ def _measure(dynamics: Dynamics, name: str) -> dict[str, Any]:
     ends = data_scale(replace(values, value=dynamics.to_end(name)))
     place = {step: k for k, step in enumerate(dynamics.steps_a)}
     settled = [] if dynamics.two_runs else [dynamics.settled(t, name).values() for t in THRESHOLDS]
+    last = len(dynamics.steps_a) - 1  # the last state is near itself, which is no finding
     return {
         "name": visible(name),
         "sentence": sentence(dynamics, name),
@@ -167,6 +185,8 @@ def _measure(dynamics: Dynamics, name: str) -> dict[str, Any]:
         "same": values.same,
         **reading(values),
         "ends": [ends.far, ends.alike],
-        "settled": [[None if step is None else place[step] for step in steps] for steps in settled],
+        "settled": [
+            [None if step is None or place[step] == last else place[step] for step in steps] for steps in settled
+        ],
         "caveats": _caveats(dynamics, name),
     }

@@ -5,18 +5,21 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..papers import cited
 from ..results import Estimate
 from .colour import data_scale, full_scale
-from .words import direction
+from .words import direction, visible
 
 _FOLDER = Path(__file__).with_name("page")
-_EVERY_SCRIPT = ("dom", "labels", "tip", "parts", "scroll")  # of every page, before its own
+SHARED = _FOLDER / "shared.js"  # a module that the explorer loads, too
+_EVERY_SCRIPT = ("shared", "dom", "labels", "tip", "download", "parts", "scroll")  # of every page, before its own
 # Equal in a JSON string, but in HTML they cannot end the script or start a tag.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
@@ -38,8 +41,9 @@ def render_page(
     from markupsafe import Markup
 
     script = "\n".join(_read(f"{name}.js") for name in (*_EVERY_SCRIPT, *scripts))
+    script = re.sub(r"^export ", "", script, flags=re.M)
     script = f"(() => {{\n'use strict';\n{script}}})();"
-    style = "".join(style_file(name).read_text(encoding="utf-8") for name in ("colours", *styles))
+    style = "".join(style_file(name).read_text(encoding="utf-8") for name in ("colours", "base", *styles))
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -64,7 +68,7 @@ def _digest(text: str) -> str:
 
 
 def style_file(name: str) -> Path:
-    """A stylesheet of the page; the explorer uses "colours" too."""
+    """A stylesheet of the page; the explorer uses "colours" and "base" too."""
     return _FOLDER / f"{name}.css"
 
 
@@ -84,9 +88,11 @@ def packed(array: np.ndarray) -> str:
 
 
 def reading(values: Estimate) -> dict[str, Any]:
-    """How to read the values of a measure: the direction, and the ends of both colour scales."""
+    """How to read the values of a measure: what they are, the direction, and the ends of both colour scales."""
     full, data = full_scale(values), data_scale(values)
     return {
+        "meaning": visible(values.meaning) if values.meaning else "",
+        "papers": [[paper.short, paper.link] for paper in cited(values.paper) if paper.link],
         "closer": values.closer,
         "direction": direction(values.closer),
         "full": [full.far, full.alike],

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..checks import nearest
 from ..files import write_atomically
-from ..results import Closer, Comparison, Comparisons, Side, by_chance, summarise
+from ..results import Closer, Comparison, Comparisons, Side, by_chance, in_order, summarise
 from .colour import RAMP, data_scale, full_scale
 from .comparison import between_models, shared_measures
 from .words import direction, shorten, visible
@@ -22,6 +25,51 @@ if TYPE_CHECKING:
 
 _LONGEST_LABEL = 28
 _SAME_DEPTH, _BEST_MATCH, _CHANCE = "#2f5fa8", "#b4531f", "#666b78"
+
+
+def plot(result: Comparison | Comparisons, measure: str | None = None) -> Figure:
+    """The heat map with the curves under it, or for several models their matrix; the first measure unless one is named.
+
+    Where layers are paired one to one, so that most cells are empty, only the curves.
+    """
+    if isinstance(result, Comparisons):
+        names = shared_measures(result)
+        measure = measure or next(iter(names), None)
+        result = _of_models(result, measure) if measure in names else result
+    else:
+        names, measure = result.measures, measure or next(iter(result.values), None)
+    if measure is None:
+        raise ValueError("nothing was measured, so there is nothing to plot")
+    if isinstance(result, Comparisons):
+        raise KeyError(f"no values for {measure!r} in every pair{nearest(measure, names)}")
+    result[measure]  # raises for a wrong name
+    one_line = in_order(result) or result.kind in ("shifts", "transfer")
+    map_height = 0.0 if one_line else _height(result)
+    curve_height = 0.0 if result.rows_rule == _MODELS else 4.5
+    figure = _new_figure(map_height + curve_height)
+    heights = [height for height in (map_height, curve_height) if height]
+    axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    if map_height:
+        _draw_heatmap(figure, axes[0], result, measure)
+    if curve_height:
+        _draw_curves(axes[-1], result, measure)
+    figure._repr_png_ = partial(_as_png, figure)  # type: ignore[attr-defined]  # shown in a notebook without pyplot
+    return figure
+
+
+_MODELS = "models"  # the row rule of a matrix of models
+
+
+def _of_models(result: Comparisons, measure: str) -> Comparison:
+    """The model by model matrix as if models were sites."""
+    everyone = Side("models", result.names, (0,) * len(result.names), ((),) * len(result.names))
+    return Comparison(everyone, everyone, {measure: between_models(result, measure)}, _MODELS)
+
+
+def _as_png(figure: Figure) -> bytes:
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=100)
+    return content.getvalue()
 
 
 def plot_heatmap(
@@ -38,6 +86,11 @@ def plot_heatmap(
     is returned; without one, the figure.
     """
     figure, axes, measure = _begin(comparison, measure, _height(comparison))
+    _draw_heatmap(figure, axes, comparison, measure, stretch=stretch)
+    return _finish(figure, path)
+
+
+def _draw_heatmap(figure: Figure, axes: Axes, comparison: Comparison, measure: str, *, stretch: bool = False) -> None:
     from matplotlib.colors import LinearSegmentedColormap, Normalize
 
     values = comparison[measure]
@@ -64,7 +117,6 @@ def plot_heatmap(
     _label(axes, "x", comparison.side_b.sites)
     axes.set_ylabel(_short(comparison.side_a.name), parse_math=False)
     axes.set_xlabel(_short(comparison.side_b.name), parse_math=False)
-    return _finish(figure, path)
 
 
 def plot_curves(
@@ -72,6 +124,11 @@ def plot_curves(
 ) -> Figure | Path:
     """Curves over layers: the value at the same depth and the best match, with intervals and chance if known."""
     figure, axes, measure = _begin(comparison, measure, 4.5)
+    _draw_curves(axes, comparison, measure)
+    return _finish(figure, path)
+
+
+def _draw_curves(axes: Axes, comparison: Comparison, measure: str) -> None:
     values, summary = comparison[measure], summarise(comparison, measure)
     layers = np.arange(len(comparison.side_a.sites))
     best = tuple(-1 if j is None else j for j in summary.best_partner)
@@ -101,7 +158,6 @@ def plot_curves(
     axes.set_axisbelow(True)
     axes.grid(axis="y", color="#e4e2dc", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
-    return _finish(figure, path)
 
 
 def _fade(axes: Axes, chance: np.ndarray | None) -> None:
@@ -121,14 +177,18 @@ def _fade(axes: Axes, chance: np.ndarray | None) -> None:
 
 
 def _begin(comparison: Comparison, measure: str | None, height: float) -> tuple[Figure, Axes, str]:
+    measure = comparison.only(measure)
+    figure = _new_figure(height)
+    return figure, figure.add_subplot(), measure
+
+
+def _new_figure(height: float) -> Figure:
     """A figure outside pyplot's global state, which works without a display."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("plots need matplotlib: pip install 'sosie[plots]'") from error
-    measure = comparison.only(measure)
-    figure = Figure(figsize=(7.5, height), layout="constrained")
-    return figure, figure.add_subplot(), measure
+    return Figure(figsize=(7.5, height), layout="constrained")
 
 
 def _height(comparison: Comparison) -> float:
@@ -180,9 +240,8 @@ def write_plots(result: Comparison | Comparisons, path: str | os.PathLike[str]) 
     if isinstance(result, Comparison):
         return _write_pair(result, path, ("heatmap", "curves"))
     written = []
-    everyone = Side("models", result.names, (0,) * len(result.names), ((),) * len(result.names))
     for measure in shared_measures(result):
-        models = Comparison(everyone, everyone, {measure: between_models(result, measure)})
+        models = _of_models(result, measure)
         written += _write_pair(models, path.with_stem(f"{path.stem}-models"), ("heatmap",))
     for (i, j), pair in result.pairs.items():
         names = f"{i}-{_plain(result.names[i])[:40]}-{j}-{_plain(result.names[j])[:40]}"

@@ -23,6 +23,8 @@ from .comparison import (
     decisive_p,
     doubts,
     layers,
+    rules_in_words,
+    rules_of,
     same_depth,
     stars,
     written_p,

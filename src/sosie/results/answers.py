@@ -57,9 +57,12 @@ class Answer(Rows, Result):
         check_schema(path, content, {"question": tuple(answers), "asked": {}, "rows": [{}], "notes": [str]})
         return answers[content["question"]](content["asked"], tuple(content["rows"]), tuple(content["notes"]))
 
+    def _columns(self) -> tuple[str, ...]:
+        return self.shown
+
     def table(self) -> tuple[list[str], list[list[str]]]:
         """The columns that are not empty, and the cells of the first rows as text."""
-        columns = [column for column in self.shown if any(cell(row.get(column)) for row in self.found)]
+        columns = [column for column in self._columns() if any(cell(row.get(column)) for row in self.found)]
         return columns, [[cell(row.get(column)) for column in columns] for row in self.found[:MOST_SHOWN]]
 
     def __repr__(self) -> str:
@@ -79,7 +82,8 @@ class Answer(Rows, Result):
 class Neighbours(Answer):
     """The models or layers nearest to a query, nearest first.
 
-    `value`: the value they are sorted by; `exact`: whether it is the measure itself on the probe set, from the whole
+    `value`: the value they are sorted by, of models a mean over layers; `site_a`, `site_b` and `best`: the most similar
+    pair of layers, and its value; `exact`: whether it is the measure itself on the probe set, from the whole
     vectors; `estimated`: the estimate from the short vectors.
     """
 
@@ -92,6 +96,22 @@ class Neighbours(Answer):
         """The models in order, each once."""
         return list(dict.fromkeys(row["name"] for row in self.found))
 
+    def _columns(self) -> tuple[str, ...]:
+        """Of models no pair of layers, whose value would be another one than that of the row."""
+        of_layers = self.asked.get("by") == "layer"
+        return tuple(column for column in self.shown if of_layers or column not in ("site_a", "site_b"))
+
+    def _meaning(self) -> str:
+        """What the value of a model is, in words; "" for layers, and in files that do not say which sites."""
+        sites = self.asked.get("sites")
+        if self.asked.get("by") == "layer" or not sites:
+            return ""
+        same = self.asked.get("kind") == "atoms"
+        each = "similarity with the same layer" if same else "largest similarity with a layer of the model"
+        value = f"the {each}, at {sites[0]}" if len(sites) == 1 else f"the mean over {len(sites)} layers of the {each}"
+        both = ", averaged with the opposite direction" if self.asked.get("symmetric") else ""
+        return f" The value is {value}{both}."
+
     def sentence(self) -> str:
         what = "layers" if self.asked.get("by") == "layer" else "models"
         query, searched = self.asked.get("query"), self.asked.get("searched", 0)
@@ -99,7 +119,8 @@ class Neighbours(Answer):
             return f"No {what} near {query} among {counted(searched, 'other model')}."
         first = self.found[0]
         where = f" at {first['site_b']}" if what == "layers" else ""
-        return f"Of {counted(searched, 'model')} {first['name']}{where} is nearest to {query} ({cell(first['value'])})."
+        nearest = f"{first['name']}{where} is nearest to {query} ({cell(first['value'])})"
+        return f"Of {counted(searched, 'model')} {nearest}.{self._meaning()}"
 
 
 def _at_most_1(value: Any) -> Any:

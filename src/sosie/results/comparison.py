@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
@@ -11,11 +12,14 @@ import numpy as np
 
 from ..checks import nearest
 from ..files import COUNT, check_schema
+from ..notebook import figure, html_figures
 from .storage import Array, Result, array_of, nested
 from .tables import as_frame, number
 
 if TYPE_CHECKING:
     import pandas
+    import xarray
+    from matplotlib.figure import Figure
 
 
 Closer = Literal["up", "down"]
@@ -32,6 +36,9 @@ ESTIMATE = {  # arrays are checked as they are read
     "bounds": [(float, None)],
     "same": (float, None),
     "caveats": [{"text": str, "site_a": (None, str), "site_b": (None, str), "undefined?": bool}],
+    "meaning?": str,
+    "paper?": str,
+    "p_floor?": (float, None),
 }
 COMPARISON = {
     "side_a": SIDE,
@@ -111,6 +118,7 @@ class Chance:
     p: Array | None = None
     p_search: Array | None = None
     rows: int | None = None  # rows of the draws, if fewer than those of the value
+    p_floor: float | None = None  # the smallest p that so many draws can give
 
 
 @dataclass(frozen=True)
@@ -131,6 +139,9 @@ class Estimate:
     p_search: Array | None = None  # how often it gives one anywhere in the matrix
     block_error: Array | None = None  # of values from blocks of rows: how far the value from all rows may be (95 %)
     caveats: tuple[Caveat, ...] = ()
+    p_floor: float | None = None  # the smallest p that the draws can give: 1 / (draws + 1)
+    meaning: str = ""  # a sentence on what the number is: the first line of the measure's docstring
+    paper: str = ""  # the keys of `sosie.papers.PAPERS` that the measure cites
 
     @classmethod
     def of(
@@ -158,6 +169,9 @@ class Estimate:
             bounds=facts.bounds,
             same=facts.same,
             caveats=tuple(caveats),
+            p_floor=None if chance is None else chance.p_floor,
+            meaning=getattr(facts, "summary", ""),
+            paper=getattr(facts, "paper", ""),
             **{name: None if array is None else np.where(undefined, np.nan, array) for name, array in beside.items()},
         )
 
@@ -183,7 +197,10 @@ class Estimate:
             raise ValueError(f"bounds go from {low} to {high}")
         plain = {name: content[name] for name in ("n", "statistic", "closer", "same")}
         caveats = (Caveat(c["text"], c["site_a"], c["site_b"], c.get("undefined", False)) for c in content["caveats"])
-        return cls(**arrays, **plain, bounds=(low, high), caveats=tuple(caveats))
+        about = {name: content.get(name, "") for name in ("meaning", "paper")}
+        return cls(
+            **arrays, **plain, **about, p_floor=content.get("p_floor"), bounds=(low, high), caveats=tuple(caveats)
+        )
 
     @property
     def score(self) -> Array | None:
@@ -259,6 +276,8 @@ class Comparison(Result):
                     rows.append(
                         {
                             "measure": name,
+                            "model_a": self.side_a.name,
+                            "model_b": self.side_b.name,
                             "site_a": site_a,
                             "site_b": site_b,
                             "value": float(values.value[i, j]),
@@ -282,11 +301,42 @@ class Comparison(Result):
         """`rows()` as a data frame."""
         return as_frame(self.rows())
 
-    def log(self, writer: Any, step: int | None = None) -> None:
-        """Log same-depth and best-match means to a TensorBoard writer or a W&B run.
+    def to_xarray(self) -> xarray.Dataset:
+        """An xarray Dataset over site_a and site_b: each measure, and beside it <measure>_low, _high, _null …
 
-        With p-values, also the share of pairs that are distinguishable from chance.
+        Sites that have one name are numbered, since coordinates are looked up by name.
         """
+        try:
+            import xarray
+        except ImportError as error:
+            raise ImportError(
+                "to_xarray() needs xarray: pip install 'sosie[xarray]'; matrix() works without"
+            ) from error
+        dims = ("site_a", "site_b")
+        variables = {}
+        for name, values in self.values.items():
+            facts = {"n": values.n, "closer": values.closer, "statistic": values.statistic}
+            for kind in ARRAYS:
+                if (array := getattr(values, kind)) is not None:
+                    variables[name if kind == "value" else f"{name}_{kind}"] = (dims, array.copy(), facts)
+        sites = [apart(side.sites) for side in (self.side_a, self.side_b)]
+        about = {"model_a": self.side_a.name, "model_b": self.side_b.name, "rows": self.rows_rule}
+        return xarray.Dataset(variables, dict(zip(dims, sites, strict=True)), about)
+
+    def plot(self, measure: str | None = None) -> Figure:
+        """A matplotlib figure with the heat map and the curves; the first measure unless one is named."""
+        return figure(self, measure)
+
+    def log(self, writer: Any, step: int | None = None) -> None:
+        """Log the means over layers at the same depth and of the best matches.
+
+        With p-values, also the share of pairs that are distinguishable from chance. `writer` is a TensorBoard
+        SummaryWriter, a run of W&B or trackio (or these modules), `mlflow`, a logger of Lightning or a LightningModule.
+        """
+        log_scalars(writer, self.scalars(), step)
+
+    def scalars(self) -> dict[str, float]:
+        """What `log` logs, by name."""
         from .summary import summarise
 
         scalars = {}
@@ -299,13 +349,7 @@ class Comparison(Result):
             share = share_distinguishable(at_layers(self, name))
             if share is not None:
                 scalars[f"sosie/{name}/distinguishable"] = share
-        if hasattr(writer, "add_scalar"):
-            for key, value in scalars.items():
-                writer.add_scalar(key, value, step)
-        elif hasattr(writer, "log"):
-            writer.log(scalars) if step is None else writer.log(scalars, step=step)
-        else:
-            raise TypeError(f"{type(writer).__name__} has neither add_scalar (TensorBoard) nor log (W&B)")
+        return scalars
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -335,9 +379,28 @@ class Comparison(Result):
         )
 
     def _repr_html_(self) -> str:
-        from .summary import as_html
+        return html_figures(self)
 
-        return as_html(self)
+
+def log_scalars(writer: Any, scalars: Mapping[str, float], step: int | None = None) -> None:
+    """Log numbers by name to whatever the writer is, told by its methods."""
+    if hasattr(writer, "add_scalar"):  # TensorBoard
+        for name, value in scalars.items():
+            writer.add_scalar(name, value, step)
+    elif hasattr(writer, "log_metrics"):  # mlflow and Lightning's loggers; mlflow refuses other characters
+        allowed = {re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII): value for name, value in scalars.items()}
+        writer.log_metrics(allowed, step=step)
+    elif hasattr(writer, "log_batch"):
+        raise TypeError("an MlflowClient needs the id of a run: log to the module mlflow, within mlflow.start_run()")
+    elif hasattr(writer, "log_dict"):  # a LightningModule, which knows the step
+        writer.log_dict(dict(scalars))
+    elif hasattr(writer, "log"):  # W&B and trackio
+        writer.log(dict(scalars)) if step is None else writer.log(dict(scalars), step=step)
+    else:
+        raise TypeError(
+            f"cannot log to {type(writer).__name__}: it has none of add_scalar (TensorBoard), log (W&B, trackio), "
+            "log_metrics (mlflow, Lightning)"
+        )
 
 
 def _kind_of(rule: str, values: dict[str, Estimate], side: Side) -> Kind:
@@ -357,6 +420,20 @@ def closest(values: Estimate) -> list[int | None]:
     """The closest column of each row, by the measure's own direction; None where all values are undefined."""
     score = values.value if values.closer == "up" else -values.value
     return [None if np.isnan(row).all() else int(np.nanargmax(row)) for row in score]
+
+
+# The row rules of both sides, as results and files state them
+
+
+def rules_in_words(rule_a: str, rule_b: str) -> str:
+    """The row rules of A and of B as one text: "cls and last", or "mean" where they are the same."""
+    return " and ".join(dict.fromkeys([rule_a, rule_b]))
+
+
+def rules_of(text: str) -> tuple[str, str]:
+    """The row rules of A and of B from their text."""
+    rule_a, _, rule_b = text.partition(" and ")
+    return rule_a, rule_b or rule_a
 
 
 # Which sites are layers: comparisons of weights may have one more site, for the whole model
@@ -390,6 +467,16 @@ def same_depth(count_a: int, count_b: int) -> tuple[int, ...]:
     if count_a == 1:
         return (count_b - 1,) if count_b else ()
     return tuple(int(np.floor(i * (count_b - 1) / (count_a - 1) + 0.5)) for i in range(count_a))
+
+
+def apart(names: Sequence[str]) -> list[str]:
+    """The names, numbered where one comes again: mix, mix@2."""
+    counts: dict[str, int] = {}
+    unique = []
+    for name in names:
+        counts[name] = counts.get(name, 0) + 1
+        unique.append(name if counts[name] == 1 else f"{name}@{counts[name]}")
+    return unique
 
 
 def mean(curve: Array) -> float | None:
@@ -501,6 +588,22 @@ class Comparisons(Result):
             np.fill_diagonal(matrix, same)
         return matrix
 
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict per pair of models, measure and pair of sites: that of `Comparison.rows` with both models' names."""
+        return [
+            {"model_a": self.names[i], "model_b": self.names[j], **row}
+            for (i, j), comparison in self.pairs.items()
+            for row in comparison.rows()
+        ]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """`rows()` as a data frame."""
+        return as_frame(self.rows())
+
+    def plot(self, measure: str | None = None) -> Figure:
+        """A matplotlib figure of the model by model matrix; the first measure unless one is named."""
+        return figure(self, measure)
+
     def as_json(self) -> dict[str, Any]:
         pairs = [{"i": i, "j": j, **comparison.as_json()} for (i, j), comparison in self.pairs.items()]
         return {"names": list(self.names), "pairs": pairs}
@@ -516,6 +619,9 @@ class Comparisons(Result):
 
     def __repr__(self) -> str:
         return f"<Comparisons of {', '.join(self.names)}: {len(self.pairs)} pairs>"
+
+    def _repr_html_(self) -> str:
+        return html_figures(self)
 
 
 # Which values chance could have given, and how a p-value is written
@@ -555,12 +661,17 @@ def correction(values: Estimate) -> str:
     return "not corrected for the search" if values.p_search is None else "corrected for the search"
 
 
-def written_p(p: float) -> str:
-    """A p-value with three decimals, or four if three would not show on which side of the level it lies."""
+def written_p(p: float, floor: float | None = None) -> str:
+    """A p-value with three decimals, or four if three would not show on which side of the level it lies.
+
+    At the smallest that its draws can give it is an upper bound: "≤ 0.005".
+    """
     if not np.isfinite(p):
         return "unknown"
     if p < 0.001:
         return "<0.001"
+    if floor is not None and p <= floor * (1 + 1e-6):
+        return f"≤ {written_p(p)}"
     return f"{p:.4f}" if f"{p:.3f}" == f"{LEVEL:.3f}" else f"{p:.3f}"
 
 
@@ -582,5 +693,5 @@ def doubts(values: Estimate, i: int, j: int | None, digits: int = 3) -> dict[str
     if (p := decisive_p(values)) is not None:
         p_value = np.nan if j is None else float(p[i, j])
         marks = stars(p_value)
-        texts["p"] = f"{written_p(p_value)} {marks:<4}" if marks and digits > 2 else marks
+        texts["p"] = f"{written_p(p_value, values.p_floor)} {marks:<4}" if marks and digits > 2 else marks
     return texts

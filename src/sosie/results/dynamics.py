@@ -14,6 +14,7 @@ import numpy as np
 
 from ..checks import nearest
 from ..files import check_schema
+from ..notebook import html_figures
 from .comparison import ESTIMATE, Estimate
 from .storage import Array, Result
 from .summary import REST
@@ -116,12 +117,13 @@ class Dynamics(Result):
     def settled(
         self, threshold: float = 0.99, measure: str | None = None, *, within: float | None = None
     ) -> dict[str, int | None]:
-        """The first step from which on each site stays near its last state; None for sites that never settle.
+        """The first step from which on each site stays near its last state; None for sites that have not settled.
 
         Near means a similarity to the last state of at least `threshold`, at that step and at all later ones. For
         distances (lower is closer) `threshold` is the share of the way from the first state to the last: with 0.99, a
-        hundredth of their distance is left; `within` sets a distance instead. An undefined value is not near, so a
-        site whose last state is undefined never settles.
+        hundredth of their distance is left; `within` sets a distance instead. A site that is near its last state
+        only at the last step itself has not settled, as far as can be seen: every site is near itself. An undefined
+        value is not near, so a site whose last state is undefined never settles.
         """
         if self.two_runs:
             raise ValueError("only one run settles, towards its own end: compute the dynamics of one run")
@@ -138,7 +140,7 @@ class Dynamics(Result):
                 reached = row <= ((1 - threshold) * row[0] if within is None else within) + 1e-12
             late = np.flatnonzero(~reached)
             first = 0 if not late.size else int(late[-1]) + 1
-            steps[site] = self.steps_a[first] if first < len(self.steps_a) else None
+            steps[site] = self.steps_a[first] if first < len(self.steps_a) - 1 else None
         return steps
 
     def order(self, threshold: float = 0.99, measure: str | None = None, *, within: float | None = None) -> Order:
@@ -178,7 +180,7 @@ class Dynamics(Result):
         if self.two_runs:
             return ["first", "last"], [first, last]
         settled = [self.settled(threshold, measure).values() for threshold in THRESHOLDS]
-        columns = [["never" if step is None else str(step) for step in steps] for steps in settled]
+        columns = [["later" if step is None else str(step) for step in steps] for steps in settled]
         return ["first", *(f"settled at {threshold:g}" for threshold in THRESHOLDS)], [first, *columns]
 
     def to_pandas(self) -> pandas.DataFrame:
@@ -204,6 +206,9 @@ class Dynamics(Result):
         return f"<Dynamics of {self.what}, {name}: {len(self.sites)} sites, {len(self.steps_a)} steps>"
 
     def _repr_html_(self) -> str:
+        return html_figures(self)
+
+    def html_tables(self) -> str:
         """A table for each measure: when each site settles, or for two runs how alike their last states are."""
         parts = []
         for measure in self.values:

@@ -234,6 +234,8 @@ def _chance(values: Estimate, best_partner: dict[int, int | None]) -> str:
     clear, known = sum(bool(yes[p]) for p in places), sum(bool(yes[p] or no[p]) for p in places)
     if not known:
         return ""
+    if values.value.size == 1:
+        return f" It {'is' if clear else 'is not'} distinguishable from chance (p {'≤' if clear else '>'} {LEVEL:g})."
     count = f"{clear} of {known}" if clear else f"None of {known}"
     verb = "is" if clear == 1 else "are"
     return f" {count} best matches {verb} distinguishable from chance (p ≤ {LEVEL:g}, {correction(values)})."

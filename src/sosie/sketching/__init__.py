@@ -1,7 +1,7 @@
 """Sketches of features and gradients: made in one pass, compared like models, and classified from."""
 
 from .classifiers import Classifiers, classify
-from .comparing import UNPAIRED, compare_sketches, compare_unpaired, is_sketch
+from .comparing import UNPAIRED, compare_sketches, compare_unpaired, is_sketch, named
 from .fisher import FisherRao, Task2Vec, fisher_rao_norm, task2vec
 from .scores import transfer
 from .sketches import Sketch, sketch
@@ -17,6 +17,7 @@ __all__ = [
     "compare_unpaired",
     "fisher_rao_norm",
     "is_sketch",
+    "named",
     "sketch",
     "task2vec",
     "transfer",

@@ -20,7 +20,7 @@ from ..engine.provenance import provenance
 from ..engine.uncertainty import FEWEST_GROUPS, around, by_jackknife, judged
 from ..measures import Measure, snap_to_bounds
 from ..process_state import products
-from ..results import Caveat, Chance, Comparison, Comparisons, Estimate, Interval, Side
+from ..results import Caveat, Chance, Comparison, Comparisons, Estimate, Interval, Side, rules_in_words
 from ..stats import Alignment, DebiasedAlignment, check_seed, is_statistics
 from .kernels import SketchPair
 from .sketches import NotShared, Sketch
@@ -54,6 +54,7 @@ def compare_sketches(
     things: Sequence[Any],
     measures: str | Measure | Sequence[str | Measure] | None,
     *,
+    names: Sequence[str | None],
     draws: int,
     seed: int,
     decided: Mapping[str, Any],
@@ -62,7 +63,7 @@ def compare_sketches(
 
     `decided` holds the options of `sosie.compare` that are fixed when a sketch is made: all must be None.
     """
-    sketches = [open_sketch(thing) for thing in things]
+    sketches = [named(open_sketch(thing), name) for thing, name in zip(things, names, strict=True)]
     if wrong := [name for name, value in decided.items() if value is not None]:
         raise ValueError(
             f"{', '.join(wrong)}: not for sketches, where this was decided when they were made; sketch.at(…) selects "
@@ -78,6 +79,11 @@ def compare_sketches(
         if i < j
     }
     return pairs[0, 1] if len(sketches) == 2 else Comparisons(tuple(sketch.side.name for sketch in sketches), pairs)
+
+
+def named(sketch: Sketch, name: str | None) -> Sketch:
+    """The sketch with another name of its model, if one is given."""
+    return sketch if name is None else replace(sketch, side=replace(sketch.side, name=name))
 
 
 def compare_unpaired(
@@ -146,7 +152,7 @@ def _compare(a: Sketch, b: Sketch, measures: Sequence[Measure], *, draws: int, s
     settings["gradients of"] = " and ".join(dict.fromkeys([a.output, b.output]))
     models = [*a.about.get("models", []), *b.about.get("models", [])]
     about = provenance(settings=settings, models=models, data=a.about.get("data"))
-    rule = " and ".join(dict.fromkeys([a.rows_rule, b.rows_rule]))
+    rule = rules_in_words(a.rows_rule, b.rows_rule)
     about["inputs"] = a.about.get("inputs", a.n)
     return Comparison(*sides, estimates, f"{rule}, {kernel} kernel", about, kind="sketches")
 

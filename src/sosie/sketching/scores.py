@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from ..engine.caveats import of_left_out
+from ..engine.network import names_of
 from ..linalg import product
 from ..process_state import products
 from ..results import MEAN_EMBEDDING, TRANSFER, Caveat, Comparison, Comparisons, Estimate, Side
-from .comparing import is_sketch, open_sketch
+from .comparing import is_sketch, named, open_sketch
 from .kernels import mean_squared
 from .sketches import NotShared, Pairs, SiteSketch, Sketch, sketch
 
@@ -34,12 +35,18 @@ _DIRECTIONS = {
 
 
 def transfer(
-    models: Any, data: Any = None, *, kernels: str | Sequence[str] = "hadamard", **sketching: Any
+    models: Any,
+    data: Any = None,
+    *,
+    names: Sequence[str | None] | None = None,
+    kernels: str | Sequence[str] = "hadamard",
+    **sketching: Any,
 ) -> Comparison | Comparisons:
     """Score how much models would have to adapt to data, site by site (Tang et al. 2020, sections 5.3 and 5.4).
 
-    `models` is a model or a sketch (`sosie.sketch`, or its file), or a list of them; `data` and the options of
-    `sosie.sketch` are for models. With f a row of a site's features, g its gradient, K the kernel of f ⊗ g on N rows:
+    `models` is a model or a sketch (`sosie.sketch`, or its file), or a list or {name: model} of them; `data` and the
+    options of `sosie.sketch` are for models. With f a row of a site's features, g its gradient, K the kernel of f ⊗ g
+    on N rows:
 
     - `mean_embedding`: ‖μ‖ = ‖E[g fᵀ]‖, the square root of the mean of K;
     - `kernel_norm`: ‖K‖_F / N², and `kernel_trace`: √(Tr K) / N;
@@ -57,8 +64,8 @@ def transfer(
     from a TensorSketch; each then has a 95 % interval for the value from all rows. One model returns a Comparison with
     one column, the data; several return a Comparison for each: `scores["model", "data"]`.
     """
-    several = isinstance(models, (list, tuple))
-    things = list(models) if several else [models]
+    several = isinstance(models, (list, tuple, Mapping))
+    things, given = names_of(models if several else [models], names)
     if not things:
         raise ValueError("no models: give one, or a list of them")
     fresh = [thing for thing in things if not is_sketch(thing)]
@@ -68,10 +75,11 @@ def transfer(
         raise ValueError("sketches need no data and no options of sketching: leave them out")
     if len(fresh) > 1 and isinstance(data, Iterator):
         raise TypeError("several models need data that can be read again: a list or a loader, not an iterator")
-    names = ("hadamard", *([kernels] if isinstance(kernels, str) else kernels))
+    parts = ("hadamard", *([kernels] if isinstance(kernels, str) else kernels))
     sketches, scores = [], []
-    for thing in things:
-        made = open_sketch(thing) if is_sketch(thing) else sketch(thing, data, kernels=names, **sketching)
+    for thing, name in zip(things, given, strict=True):
+        made = open_sketch(thing) if is_sketch(thing) else sketch(thing, data, kernels=parts, **sketching)
+        made = named(made, name)
         with products():
             sites = zip(made.sites, made.side.sites, strict=True)
             scores.append([scores_of(site, made.n, exact=made.exact, label=label) for site, label in sites])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -14,11 +15,12 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from ..capture import Chunk, Rule, check_rule, labels_of
-from ..checks import one_of
+from ..checks import listed, one_of
 from ..engine.plan import MEMORY, parse_size, size_text
 from ..engine.provenance import provenance
 from ..engine.stream import Stream, rows_per_input
 from ..files import reading
+from ..notebook import html_facts
 from ..process_state import products
 from ..results import Side
 from ..stats import (
@@ -42,6 +44,7 @@ PARTS = ("features", "gradients", "hadamard", "maps")  # the parts of a site tha
 # away (150,528 numbers per input), and inputs in another order differ by little where they lie far from zero.
 SAME_DATA = 2e-5
 SIZE = 512
+LARGE = 2**30  # bytes of a sketch that are worth a warning before the pass
 DEFAULT_KERNELS = ("features", "gradients", "hadamard")
 MOST_CLASSES = 2**15  # larger whole numbers are not read as labels: a column for each would take too much memory
 MOMENT = 1024  # largest number of neurons for which Σ g fᵀ is kept whole
@@ -136,6 +139,21 @@ class SiteSketch:
         """The precision in which rows were sketched."""
         dtype: torch.dtype = getattr(self, self.parts[0]).rows.dtype
         return dtype
+
+    def stored(self, dtype: torch.dtype) -> SiteSketch:
+        """The sketch with rows in this precision; those in float64 stay as they are."""
+        if self.dtype not in (torch.bfloat16, torch.float32):
+            return self
+        parts = {name: replace(part, rows=part.rows.to(dtype)) for name in PARTS if (part := getattr(self, name))}
+        if self.pairs is not None:
+            f, g = self.pairs.features.to(dtype), self.pairs.gradients.to(dtype)
+            parts["pairs"] = replace(self.pairs, features=f, gradients=g)
+        return replace(self, **parts)
+
+    @property
+    def bytes(self) -> int:
+        """The size of its tensors."""
+        return sum(t.numel() * t.element_size() for t in tensors_of(self))
 
     def merge(self, other: SiteSketch, *, order: Tensor | None) -> SiteSketch:
         """The sketch of all rows of both; `order` as in `Part.merge`."""
@@ -348,9 +366,17 @@ class Sketch:
         if bool(difference.norm() > SAME_DATA * self.fingerprint.norm()):
             raise NotShared(f"these sketches are of different data, another order or precision: {_UNPAIRED}")
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write a safetensors file, which `Sketch.load`, `sosie.compare` and `sosie compare` read."""
-        return save_statistics({"sketch": self}, path, kind="sketch")
+    def save(self, path: str | os.PathLike[str], *, dtype: torch.dtype = torch.bfloat16) -> Path:
+        """Write a safetensors file, which `Sketch.load`, `sosie.compare` and `sosie compare` read.
+
+        Sketched rows are written in bfloat16, which halves the file and changes a CKA by less than 1e-4
+        (docs/sketches.md); `dtype=torch.float32` writes them as they are. A sketch that keeps every row, or in
+        float64, is always written as it is.
+        """
+        if dtype not in (torch.bfloat16, torch.float32):
+            raise ValueError(f"a sketch is written in torch.bfloat16 or torch.float32, not {dtype}")
+        sketch = self if self.exact else replace(self, sites=tuple(site.stored(dtype) for site in self.sites))
+        return save_statistics({"sketch": sketch}, path, kind="sketch")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Sketch:
@@ -360,7 +386,7 @@ class Sketch:
             if not isinstance(sketch, cls):
                 raise TypeError("it does not hold a sketch")
             sketch._check()
-        return sketch
+        return replace(sketch, sites=tuple(site.stored(torch.float32) for site in sketch.sites))
 
     def _check(self) -> None:
         """Raise unless everything fits together: the file may come from anyone."""
@@ -403,6 +429,25 @@ class Sketch:
             f"<Sketch {self.side.name}: {len(self.sites)} sites, {self.n} rows, {how}, {', '.join(self.parts)}, "
             f"{self.bytes / 2**20:.1f} MiB>"
         )
+
+    def _repr_html_(self) -> str:
+        kept = "every row" if self.size is None else f"{self.size} buckets, seed {self.seed}"
+        widths = zip(self.side.sites, self.side.widths, self.sites, strict=True)
+        sites = [
+            f"{label} ({width:,} wide{'' if site.folded is None else f', projected to {site.folded:,}'})"
+            for label, width, site in widths
+        ]
+        facts = {
+            "model": self.side.name,
+            "sites": listed(sites, most=20),
+            "rows": f"{self.n:,}, made by {self.rows_rule}",
+            "kept": kept,
+            "of each site": ", ".join(self.parts),
+            "gradients of": self.output,
+            "size": size_text(self.bytes),
+            "compared by": self.compared,
+        }
+        return html_facts("Sketch", facts)
 
 
 _UNPAIRED = "compare_unpaired (--unpaired) compares sketches that share no rows, and shows what chance gives"
@@ -469,7 +514,15 @@ def sketch(
         budget = MEMORY if memory is None else parse_size(memory) or MEMORY
         makers = plan_sites(side.widths, size, parts, seed=seed, memory=budget, rows=known)
         maker = SketchMaker(network, dict(zip(side.sites, makers, strict=True)), buckets, stream.first_row * per_input)
-        for chunk in network.chunks(stream, task="sketching"):
+        need = sum(maker.bytes(known) for maker in makers)
+        if need > LARGE:
+            widest, width = max(zip(side.sites, side.widths, strict=True), key=lambda pair: pair[1])
+            warnings.warn(
+                f"the sketch of {network.name} will take {size_text(need)}, most of it for wide sites ({widest}: "
+                f"{width:,} columns): rows='mean', a smaller size, fewer sites or memory= make it smaller",
+                stacklevel=2,
+            )
+        for chunk in network.chunks(stream, task=f"sketching, {size_text(need)},"):
             maker.take(chunk)
         mixing = mixing or network.note_after_pass()
         sums = maker.finish()

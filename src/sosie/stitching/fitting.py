@@ -25,12 +25,13 @@ from ..capture import Site, as_found, count_inputs, cut, kept_attributes, to_row
 from ..capture.batches import CallArguments
 from ..checks import listed, one_of, parse_call
 from ..engine.caveats import of_left_out
-from ..engine.network import number_duplicates
+from ..engine.network import models_and_data, number_duplicates
 from ..engine.plan import find_measures
 from ..engine.provenance import digest_of, provenance
 from ..files import DamagedFile, check_schema, plain_json, read_tensors, write_tensors
 from ..linalg import Affine, Fit, find_fit
 from ..measures import Measure
+from ..notebook import html_facts
 from ..results import Caveat, Comparison, Estimate, Side
 from ..stats import Alignment, Covariances, Neurons, UncentredAlignment
 from .cuts import Cut, CutModel, LeakingCut, is_mask
@@ -164,6 +165,21 @@ class Stitch:
         ends = f"{a.name} up to {a.cut.site.label!r}, {b.name} from {b.cut.site.label!r} on"
         return f"Stitch({ends}, fit={self.fit!r}, n={self.n})"
 
+    def _repr_html_(self) -> str:
+        a, b = self.model.lower, self.model.upper
+        numbers = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in self.report.items()}
+        last = {f"after training: {name}": f"{value:.4g}" for name, value in (self.history or [{}])[-1].items()}
+        facts = {
+            "from": f"{a.name}, up to {a.cut.site.label}",
+            "into": f"{b.name}, from {b.cut.site.label} on",
+            "fit": self.fit,
+            "rows": f"{self.n:,}",
+            **numbers,
+            **last,
+            "caveats": "; ".join(self.caveats),
+        }
+        return html_facts("Stitched network", facts)
+
     def evaluate(self, data: Any, *, max_rows: int | None = None) -> dict[str, float]:
         """Measure how well B does its job with A's representation; `data` should not be those of the fit.
 
@@ -230,13 +246,32 @@ Pairs = Literal["diagonal", "all"]
 MEASURES = ("linear_cka", "regression_r2")
 
 
-# The numbers of a stitched network: which way is better, the bounds, and the value for B stitched to itself.
+# The numbers of a stitched network: which way is better, bounds, the value for B stitched to itself, what it is.
 NUMBERS: dict[str, Any] = {
-    "relative_accuracy": SimpleNamespace(closer="up", bounds=(0.0, None), same=1.0),
-    "accuracy": SimpleNamespace(closer="up", bounds=(0.0, 1.0), same=None),
-    "agreement_b": SimpleNamespace(closer="up", bounds=(0.0, 1.0), same=1.0),
-    "agreement_a": SimpleNamespace(closer="up", bounds=(0.0, 1.0), same=1.0),
-    "cross_entropy": SimpleNamespace(closer="down", bounds=(0.0, None), same=None),
+    "relative_accuracy": SimpleNamespace(
+        closer="up",
+        bounds=(0.0, None),
+        same=1.0,
+        summary="Accuracy of the stitched network over that of B alone: 1 if B does as well with what A represents.",
+    ),
+    "accuracy": SimpleNamespace(
+        closer="up",
+        bounds=(0.0, 1.0),
+        same=None,
+        summary="Share of inputs that the stitched network answers correctly.",
+    ),
+    "agreement_b": SimpleNamespace(
+        closer="up", bounds=(0.0, 1.0), same=1.0, summary="Share of inputs that the stitched network answers as B does."
+    ),
+    "agreement_a": SimpleNamespace(
+        closer="up", bounds=(0.0, 1.0), same=1.0, summary="Share of inputs that the stitched network answers as A does."
+    ),
+    "cross_entropy": SimpleNamespace(
+        closer="down",
+        bounds=(0.0, None),
+        same=None,
+        summary="Mean cross-entropy of the stitched network's soft answers against those of B, in nats.",
+    ),
 }
 _DIAGONAL = "sites were stitched in order, so there are no values off the diagonal; pairs='all' stitches every pair"
 _NOT_HELD_OUT = "evaluated on the data of the fit, not on held-out data: give test="
@@ -247,9 +282,10 @@ _UNLABELLED = "the test data have no labels, so there is no accuracy"
 def stitch_sites(
     model_a: Any,
     model_b: Any,
-    data: Any,
+    data: Any = None,
     *,
     test: Any = None,
+    names: Sequence[str | None] | None = None,
     sites_a: Any = None,
     sites_b: Any = None,
     pairs: Pairs = "diagonal",
@@ -271,12 +307,19 @@ def stitch_sites(
     `measures`, from the same sums as the fits, so over every position of every input.
 
     `sites_a`, `sites_b`: as in `compare`, with its default. Sites of B that something bypasses (a skip connection) are
-    left out with a caveat, or refused if `sites_b` names them. `fit` is a closed form, or task_loss, which is trained
+    left out with a caveat, or refused if `sites_b` names them. `names` gives the models names, as does
+    `stitch_sites({"base": a, "tuned": b}, data)`. `fit` is a closed form, or task_loss, which is trained
     for one pair after the other. `max_rows`: how many inputs to fit on, and to evaluate on. For the rest see `stitch`.
     """
     one_of(precision, "precision", PRECISIONS)
     one_of(pairs, "pairs", ("diagonal", "all"))
     (how,) = find_fits([fit])
+    things, all_names, data = models_and_data(model_a, model_b, data, names)
+    if len(things) != 2:
+        raise ValueError(f"two models are stitched, the lower part of A to the upper part of B; got {len(things)}")
+    (model_a, model_b), (name_a, name_b) = things, all_names
+    if data is None:
+        raise TypeError("stitching needs data, the third argument: (model_a, model_b, data)")
     chosen = find_measures(measures, of="layers") if measures else ()
     for measure in chosen:
         if measure.reads not in (Alignment, UncentredAlignment, Covariances, Neurons):
@@ -290,8 +333,8 @@ def stitch_sites(
         raise ValueError("these data can be read only once, by the fit: give test=, or data that can be read again")
     first, batches = look_into(source)
     models = (
-        CutModel.of(model_a, prepare=prepare_a, inputs=inputs),
-        CutModel.of(model_b, prepare=prepare_b, inputs=inputs),
+        CutModel.of(model_a, name=name_a, prepare=prepare_a, inputs=inputs),
+        CutModel.of(model_b, name=name_b, prepare=prepare_b, inputs=inputs),
     )
     number_duplicates(models)
     grid = find_pairs(models, (sites_a, sites_b), pairs, first, resize)

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import __version__
 from ..files import DamagedFile
-from ..report.page import style_file
+from ..report.page import SHARED, style_file
 from ..results import Map
 from ..zoo import Fingerprint, Zoo, ZooBusy
 from ..zoo.fingerprints import MOST_SITES
@@ -45,7 +45,7 @@ KINDS = {
 def front_end(app: ASGIApp) -> ASGIApp:
     """Serve the files, which are read once; every other path goes on to the application."""
     files: dict[str, tuple[bytes, str, str]] = {}  # content, type, ETag
-    for path in (*sorted(FOLDER.iterdir()), style_file("colours")):
+    for path in (*sorted(FOLDER.iterdir()), style_file("colours"), style_file("base"), SHARED):
         if path.suffix in KINDS:
             content = path.read_bytes()
             tag = hashlib.blake2b(content, digest_size=12).hexdigest()
@@ -245,6 +245,10 @@ def _add_routes(app: FastAPI, zoo: Zoo) -> None:
     @app.get("/api/models/{number}")
     async def model(number: Number) -> Response:
         return await reply(questions.model, number, quick=True)
+
+    @app.get("/api/named")
+    async def named(name: Annotated[str, Query(max_length=1000)]) -> Response:
+        return await reply(questions.named, name, quick=True)
 
     @app.get("/api/models/{number}/near")
     async def near(

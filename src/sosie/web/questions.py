@@ -52,6 +52,11 @@ def facts_of(zoo: Zoo, number: int) -> dict[str, Any]:
     return rows[0]
 
 
+def named(zoo: Zoo, name: str) -> dict[str, Any]:
+    """Return the number of the model of that name."""
+    return {"id": zoo.store.id_of(name), "name": name}
+
+
 def model(zoo: Zoo, number: int) -> dict[str, Any]:
     """Return all facts of a model, without its vectors."""
     with zoo.store.reading():  # one transaction: all of one moment

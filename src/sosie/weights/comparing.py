@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..checks import one_of, whole_number
-from ..engine.network import Network, for_each, number_duplicates
+from ..engine.network import Network, for_each, models_and_data, number_duplicates
 from ..engine.plan import MEMORY, draws_of, find_measures, parse_size
 from ..engine.provenance import describe_model, provenance
 from ..measures import Measure
@@ -32,6 +32,7 @@ def compare_weights(
     model_b: Any = None,
     measures: str | Measure | Sequence[str | Measure] | None = None,
     *,
+    names: Sequence[str | None] | None = None,
     sites_a: Any = None,
     sites_b: Any = None,
     match: str | None = None,
@@ -47,11 +48,11 @@ def compare_weights(
 ) -> Comparison | Comparisons:
     """Compare the weights of models, without data: the network up to each layer, and from end to end.
 
-    `model_a`, `model_b`: modules or model specifications; a list, or {name: model}, gives all pairs. `measures`: None
-    takes wcka. `sites_a`, `sites_b`: names, globs, types; None takes each layer that holds weights, and "output", the
-    whole network. Without its activation functions a network is a linear map of its input, and so is the part up to any
-    site: convolutions, batch norm, residual sums and mean pooling are linear, max pooling is replaced by mean pooling,
-    and any other nonlinear operation (attention, layer norm) is an error that names it.
+    `model_a`, `model_b`: modules or model specifications; a list, or {name: model}, gives all pairs, and `names` names.
+    `measures`: None takes wcka. `sites_a`, `sites_b`: names, globs, types; None takes each layer that holds weights,
+    and "output", the whole network. Without its activation functions a network is a linear map of its input, and so is
+    the part up to any site: convolutions, batch norm, residual sums and mean pooling are linear, max pooling is
+    replaced by mean pooling, and any other nonlinear operation (attention, layer norm) is an error that names it.
 
     `input_shape`: of one input. None reads it from the first layer: the width of a dense layer, 28 × 28 for grey
     images, 224 × 224 if a convolution strides, otherwise 32 × 32, or the first size that fits. Each entry of the input
@@ -69,7 +70,11 @@ def compare_weights(
     kernels, with the value of shuffled weights as chance; polar factors do not depend on the order of neurons, so
     `match` applies only to other measures. `weight_cosine` always reads the whole weights.
     """
-    models, names = _models_and_names(model_a, model_b)
+    if isinstance(model_a, (list, tuple, Mapping)) and model_b is not None and not _is_state(model_a):
+        raise TypeError("with a list of models there is no second one: compare_weights([m1, m2, m3])")
+    if model_b is None and not isinstance(model_a, (list, tuple, Mapping)):
+        raise TypeError("compare_weights needs two models, or a list of them")
+    models, names, _ = models_and_data(model_a, model_b, None, names)
     chosen = find_measures(DEFAULT if measures is None else measures, of="weights")
     of_tensors = any(not issubclass(measure.reads, LinearMaps) for measure in chosen)
     _check_options(chosen, joint=joint, match=match, base=base, null=null, probes=probes)
@@ -85,7 +90,7 @@ def compare_weights(
     for network in networks:
         check_weights(network)
     settings = {"seed": str(seed), "device": str(device or "each model's own")} | ({"match": match} if match else {})
-    described = [describe_model(network.model, network.name, network.weights) for network in networks]
+    described = [describe_model(n.model, n.name, n.weights, known_as=n.known_as) for n in networks]
     about = provenance(settings=settings, models=described)
     # Polar factors of unrelated layers are far from 0, so their value at chance is always measured.
     draws = draws_of("weights" if joint == POLAR else null, draws, "weights")
@@ -109,18 +114,8 @@ def compare_weights(
     return Comparisons(tuple(network.name for network in networks), LazyComparisons(pairs, compare, value, whole))
 
 
-def _models_and_names(model_a: Any, model_b: Any) -> tuple[list[Any], list[str | None]]:
-    """The models to compare, and the names of models in a dict."""
-    named = isinstance(model_a, Mapping) and not any(isinstance(value, Tensor) for value in model_a.values())
-    if not named and not isinstance(model_a, (list, tuple)):
-        if model_b is None:
-            raise TypeError("compare_weights needs two models, or a list of them")
-        return [model_a, model_b], [None, None]
-    if model_b is not None:
-        raise TypeError("with a list of models there is no second one: compare_weights([m1, m2, m3])")
-    if len(model_a) < 2:
-        raise ValueError(f"need at least two models to compare, got {len(model_a)}")
-    return list(model_a.values() if named else model_a), [str(name) if named else None for name in model_a]
+def _is_state(thing: Any) -> bool:
+    return isinstance(thing, Mapping) and any(isinstance(value, Tensor) for value in thing.values())
 
 
 def _check_options(

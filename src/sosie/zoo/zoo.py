@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..checks import whole_number
+from ..checks import renamed, whole_number
 from ..models import NamedModel
 from ..progress import Progress
 from ..results import Clusters, Duplicates, Family, Map, Neighbours, Recommendation
@@ -79,7 +79,7 @@ class Zoo:
     """A folder of models, as fingerprints on a probe set that is pinned when the folder is made.
 
     `Zoo("zoo/", data=probe)` makes it; afterwards `Zoo("zoo/")` opens it. `data`: what `sosie.compare` takes, or a
-    string that names data; the first `inputs` (256) are used. If given again, it must be the same.
+    string that names data; the first `max_rows` (256) are used. If given again, it must be the same.
     `size`, `seed`, `kinds`, `rows`: as in `sosie.zoo.fingerprint`; also pinned. `wait`: seconds to wait for another
     writer. One process writes at a time, any number read meanwhile; a process killed at any moment leaves the zoo
     with all models that were complete.
@@ -90,13 +90,15 @@ class Zoo:
         folder: str | os.PathLike[str],
         data: Any = None,
         *,
-        inputs: int | None = None,
+        max_rows: int | None = None,
         size: int | None = None,
         seed: int | None = None,
         kinds: str | Sequence[str] | None = None,
         rows: Rule | None = None,
         wait: float = WAIT,
+        inputs: int | None = None,
     ) -> None:
+        max_rows = renamed(inputs, max_rows, "inputs", "max_rows")
         self.folder = Path(folder)
         self._data: Probe | None = None
         options: dict[str, Any] = {"size": size, "seed": seed, "kinds": kinds, "rows": rows}
@@ -107,7 +109,7 @@ class Zoo:
                     f"no zoo in {self.folder}: to make one, give the inputs for all models as data= "
                     "(`sosie zoo init FOLDER --data …`)"
                 )
-            self._data = Probe.of(data, PROBES if inputs is None else inputs)
+            self._data = Probe.of(data, PROBES if max_rows is None else max_rows)
             settings = Settings(self._data.digest, self._data.n, **options)
             with new_folder(self.folder) as temporary:
                 self._data.save(temporary / "probe.safetensors")
@@ -116,7 +118,7 @@ class Zoo:
         self.settings = Settings.from_json(self.store.about())
         self.settings.check_same(options, self.folder)
         if data is not None:
-            self._data = self._data or Probe.of(data, self.settings.n if inputs is None else inputs)
+            self._data = self._data or Probe.of(data, self.settings.n if max_rows is None else max_rows)
             self.settings.check_probe(self._data, self.folder)
 
     @cached_property

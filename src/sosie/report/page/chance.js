@@ -46,8 +46,10 @@ function isByChance(found, i, j) {
 }
 
 // Three decimals, or four if three would not show on which side of the level it lies.
-function writtenP(p) {
+// At the smallest that the draws can give it is an upper bound; numbers of four bytes are rounded.
+function writtenP(p, floor = null) {
   if (p < 0.001) return "< 0.001";
+  if (floor !== null && p <= floor * (1 + 1e-6)) return `≤ ${writtenP(p)}`;
   return p.toFixed(3) === DATA.level.toFixed(3) ? p.toFixed(4) : p.toFixed(3);
 }
 
@@ -62,8 +64,8 @@ function chanceFacts(found, i, j) {
   const [p, search, score] = ["p", "p_search", "score"].map((kind) => found.at(kind, i, j));
   return [
     ["Chance gives", chanceAt(found, i, j)],
-    ["p", p === null ? "" : writtenP(p)],
-    ["p, corrected for search", search === null ? "" : writtenP(search)],
+    ["p", p === null ? "" : writtenP(p, found.measure.pFloor)],
+    ["p, corrected for search", search === null ? "" : writtenP(search, found.measure.pFloor)],
     ["Score", score === null ? "" : written(score)],
   ].filter(([, text]) => text);
 }

@@ -8,6 +8,7 @@ const LINES = [
 
 // Layers that were paired one to one have only one partner.
 function linesOf(found) {
+  if (found.pair.stitched && found.pair.inOrder) return [{ ...LINES[0], title: "stitched there" }];
   if (found.pair.shifted) return [{ ...LINES[0], title: "same shift" }];
   return found.pair.inOrder ? LINES.slice(0, 1) : LINES;
 }
@@ -18,10 +19,27 @@ function curve(found) {
     lines: (plan) => [
       ...linesOf(found).map(({ kind, className }) => band(found, plan, kind, className)),
       ...chance(found, plan),
+      ...ownOf(found).map(({ value, className }) => line({ ...plan, pitch: 0 }, () => value, className)),
       ...linesOf(found).map(({ kind, className }) => line(plan, (i) => valueAt(found, kind, i), className)),
       nothingDrawn(plan, linesOf(found).flatMap(({ kind }) => found.a.sites.map((_, i) => valueAt(found, kind, i)))),
     ],
   });
+}
+
+// What both networks reach themselves, beside what a stitched network does.
+function ownOf({ pair, measure, a, b }) {
+  return (pair.stitched?.own[measure.name] ?? []).map((value, k) => ({ value, title: `${k ? b.name : a.name} itself`, className: k ? "line-index-2" : "line-index-1" }));
+}
+
+// The numbers of the curves, a line for each layer of A.
+function curveTable(found) {
+  const kinds = ["value", "low", "high", "null"].filter((kind) => found.measure[kind]);
+  const lines = linesOf(found);
+  return [["site_a", ...lines.flatMap(({ title }) => [`site_b ${title}`, ...kinds.map((kind) => `${kind} ${title}`)])],
+    ...found.a.sites.map((site, i) => [site, ...lines.flatMap(({ kind }) => {
+      const j = found.measure[kind][i];
+      return [j === null ? "" : found.b.sites[j], ...kinds.map((what) => found.at(what, i, j))];
+    })])];
 }
 
 // Lines over the layers of A, with a ruler that follows the pointer and arrow keys.
@@ -65,18 +83,29 @@ function curvePlan(found, width, ends) {
   };
 }
 
-// The ends of the colour scale, widened to include the curves; if stretched, those of the curves.
+// A little beyond the curves and their intervals, or the whole scale; chance belongs to it unless it is far off.
 function curveEnds(found) {
-  const held = found.a.sites.flatMap((_, i) => [chanceEdge(found, -1)(i), chanceEdge(found, 1)(i)]);
-  for (const { kind } of linesOf(found)) {
-    for (let i = 0; i < found.a.sites.length; i += 1) {
-      for (const what of ["value", "low", "high"]) held.push(valueAt(found, kind, i, what));
-    }
-  }
-  const numbers = held.filter((value) => value !== null);
-  if (!state.stretched || !numbers.length) numbers.push(...found.ends);
-  const [low, high] = endsOf(numbers);
+  const values = [...curveValues(found), ...(chanceIsFar(found) ? [] : chanceValues(found))];
+  const [low, high] = axisEnds(values, found.scale.full, state.whole);
   return found.scale.closer === "up" ? [low, high] : [high, low];
+}
+
+function curveValues(found) {
+  const kinds = linesOf(found).flatMap(({ kind }) => ["value", "low", "high"].map((what) => [kind, what]));
+  return [...kinds.flatMap(([kind, what]) => found.a.sites.map((_, i) => valueAt(found, kind, i, what))), ...ownOf(found).map(({ value }) => value)];
+}
+
+function chanceValues(found) {
+  return found.a.sites.flatMap((_, i) => [chanceEdge(found, -1)(i), chanceEdge(found, 1)(i)]);
+}
+
+// Whether chance would squeeze the curves together.
+function chanceIsFar(found) {
+  const [values, far] = [curveValues(found), chanceValues(found)].map((some) => some.filter((value) => value !== null));
+  if (state.whole || !values.length || !far.length) return false;
+  const [low, high] = endsOf(values);
+  const [least, most] = endsOf([...values, ...far]);
+  return most - least > 2.5 * (high - low);
 }
 
 function line(plan, value, className) {
@@ -85,7 +114,7 @@ function line(plan, value, className) {
 }
 
 function chance(found, plan) {
-  if (!found.measure.null) return [];
+  if (!found.measure.null || chanceIsFar(found)) return [];
   const level = line({ ...plan, pitch: 0 }, (i) => valueAt(found, "partner", i, "null"), "line-chance");
   return [ribbon(plan, chanceEdge(found, -1), chanceEdge(found, 1), "line-chance"), level];
 }

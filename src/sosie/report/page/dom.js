@@ -2,23 +2,6 @@
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 
-function element(tag, attributes, children) {
-  return filled(document.createElement(tag), attributes, children);
-}
-
-function shape(tag, attributes, children) {
-  return filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
-}
-
-function filled(node, attributes = {}, children = []) {
-  for (const [name, value] of Object.entries(attributes)) {
-    if (typeof value === "function") node.addEventListener(name, value);
-    else if (value !== null && value !== undefined) node.setAttribute(name, value);
-  }
-  node.append(...[children].flat().filter((child) => child !== null && child !== undefined));
-  return node;
-}
-
 // A name in a sentence or a cell, whose writing direction does not affect the rest.
 function named(text, className = "name") {
   return element("bdi", { class: className }, text);
@@ -26,10 +9,6 @@ function named(text, className = "name") {
 
 function announce(text) {
   document.getElementById("announcer").textContent = text;
-}
-
-function clamp(value, low, high) {
-  return Math.min(Math.max(value, low), high);
 }
 
 // A readable number: `digits` decimals, fewer for large ones, powers of ten for tiny ones.
@@ -44,19 +23,4 @@ function written(value, digits = 4) {
 
 function range(low, high, digits = 4) {
   return `${written(low, digits)} to ${written(high, digits)}`;
-}
-
-// Draw again whenever the width changes, and only then.
-function redrawn(host, draw) {
-  let drawn = 0;
-  const fit = () => {
-    const width = Math.floor(host.clientWidth);
-    if (width > 0 && width !== drawn) draw((drawn = width));
-  };
-  new ResizeObserver(fit).observe(host);
-  host.redraw = () => {
-    drawn = 0;
-    fit();
-  };
-  return host;
 }

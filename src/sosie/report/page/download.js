@@ -8,9 +8,17 @@ function save(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
-function fileName(found, suffix) {
-  const plain = (text) => text.replace(/[^A-Za-z0-9_.-]+/g, "-").replace(/^[-.]+|[-.]+$/g, "").slice(0, 40) || "model";
-  return `${plain(found.a.name)}-${plain(found.b.name)}-${plain(found.measure.name)}.${suffix}`;
+function plainName(text) {
+  return text.replace(/[^A-Za-z0-9_.-]+/g, "-").replace(/^[-.]+|[-.]+$/g, "").slice(0, 40) || "model";
+}
+
+// Buttons that save a figure: its numbers, heads first, and if there is a drawing the drawing.
+function downloads(names, lines, drawing = null) {
+  const file = (suffix) => `${names.map(plainName).join("-")}.${suffix}`;
+  const kinds = [["CSV", () => save(new Blob([csv(lines())], { type: "text/csv" }), file("csv"))]];
+  if (drawing) kinds.push(["SVG", () => saveSvg(drawing(), file("svg"))], ["PNG", () => savePng(drawing(), file("png"))]);
+  return element("span", { class: "downloads" }, ["Download ", ...kinds.map(([name, click]) =>
+    element("button", { type: "button", class: "plain", click, title: `Download ${name}` }, name))]);
 }
 
 // Quoted, and with a leading mark if a spreadsheet would read a name as a formula.
@@ -19,22 +27,19 @@ function csvText(text) {
 }
 
 // All digits that the page holds.
-function plainNumber(value) {
-  return value === null ? "" : Number(value.toPrecision(7));
+function csvCell(value) {
+  if (value === null || value === undefined) return "";
+  return typeof value === "number" ? Number(value.toPrecision(7)) : csvText(String(value));
 }
 
-function csv(found) {
-  const kinds = [...KINDS, "score"].filter((kind) => found.measure[kind]);
-  const lines = [["site_a", "site_b", ...kinds, "caveats"].join(",")];
-  found.a.sites.forEach((siteA, i) => found.b.sites.forEach((siteB, j) => {
-    const numbers = kinds.map((kind) => plainNumber(found.at(kind, i, j)));
-    lines.push([csvText(siteA), csvText(siteB), ...numbers, csvText(found.notes(i, j).join("; "))].join(","));
-  }));
-  return `${lines.join("\r\n")}\r\n`;
+function csv([heads, ...lines]) {
+  return [heads.join(","), ...lines.map((line) => line.map(csvCell).join(",")), ""].join("\r\n");
 }
 
 // A drawing that no longer needs the page's style sheet.
 function standalone(svg) {
+  const loose = !svg.isConnected;
+  if (loose) content.append(svg); // styles are only known of what is in the page
   const copy = svg.cloneNode(true);
   const looks = [
     "fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "paint-order",
@@ -49,11 +54,16 @@ function standalone(svg) {
     node.removeAttribute("class");
   });
   copy.querySelectorAll("[visibility=hidden]").forEach((node) => node.remove());
-  const [width, height] = [svg.clientWidth + 2 * MARGIN, svg.clientHeight + 2 * MARGIN];
+  if (loose) svg.remove();
+  const [width, height] = outer(svg);
   const place = { x: -MARGIN, y: -MARGIN, width, height };
   filled(copy, { width, height, viewBox: Object.values(place).join(" ") });
   copy.prepend(shape("rect", { ...place, fill: getComputedStyle(document.body).backgroundColor }));
   return new XMLSerializer().serializeToString(copy);
+}
+
+function outer(svg) {
+  return ["width", "height"].map((side) => Number(svg.getAttribute(side)) + 2 * MARGIN);
 }
 
 function saveSvg(svg, name) {
@@ -62,7 +72,7 @@ function saveSvg(svg, name) {
 
 function savePng(svg, name) {
   const image = new Image();
-  const [width, height] = [svg.clientWidth + 2 * MARGIN, svg.clientHeight + 2 * MARGIN];
+  const [width, height] = outer(svg);
   image.addEventListener("load", () => {
     const canvas = element("canvas", { width: width * 2, height: height * 2 });
     canvas.getContext("2d").drawImage(image, 0, 0, width * 2, height * 2);

@@ -64,7 +64,23 @@ function settledLines(step, rows, k) {
 function told(found, s) {
   const settled = DATA.thresholds.map((threshold, k) => {
     const step = found.measure.settled[k][s];
-    return `settled at ${threshold}: ${step === null ? "never" : `step ${DATA.stepsA[step]}`}`;
+    return `settled at ${threshold}: ${step === null ? "not before the last step" : `step ${DATA.stepsA[step]}`}`;
   });
   return [`${DATA.sites[s]}: every step against every other`, ...settled].join(", ");
+}
+
+// All maps as one drawing, to be saved.
+function mapsDrawing(found) {
+  const [size, gap, head, perRow] = [150, 22, 64, Math.min(DATA.sites.length, 5)];
+  const high = Math.min((size * DATA.stepsA.length) / DATA.stepsB.length, 3 * size);
+  const grid = { clipped: found.measure.clipped, full: found.measure.full, closer: found.measure.closer, measure: found.measure.name };
+  const maps = [...content.querySelectorAll(".time-map canvas")].flatMap((canvas, s) => {
+    const [x, y] = [(s % perRow) * (size + gap), head + Math.floor(s / perRow) * (high + 40)];
+    return [
+      shape("text", { class: "label", x, y: y + 12 }, [shortened(DATA.sites[s], size)]),
+      shape("image", { x, y: y + 18, width: size, height: high, href: canvas.toDataURL(), preserveAspectRatio: "none", style: "image-rendering: pixelated" }),
+    ];
+  });
+  return drawing(Math.max(perRow * (size + gap), 320), head + Math.ceil(DATA.sites.length / perRow) * (high + 40),
+    `${found.measure.name}: every step against every other`, [colourBar(grid, found.ends, 300), ...maps]);
 }

@@ -66,6 +66,7 @@ function select(k) {
 function panel(found) {
   const [first, second] = DATA.twoRuns ? ["Step of A", "against step of B"] : ["Step", "against step"];
   return panelOf(state.measure, [
+    meaning(found.measure),
     element("div", { class: "card times" }, [slider("a", first, DATA.stepsA), slider("b", second, DATA.stepsB)]),
     element("div", { class: "figures" }, [layersFigure(found), timeFigure(found)]),
     mapsFigure(found),
@@ -78,10 +79,11 @@ function panel(found) {
 }
 
 function layersFigure(found) {
+  const drawn = overLayers(found);
   return figure("All layers at one step", [element("p", { class: "quiet legends" }, [
     legend("line-depth", element("span", { class: "between" }, "")),
     legend("line-best", `against the last step, ${DATA.stepsB.at(-1)}`),
-  ])], overLayers(found));
+  ])], drawn, tools(downloads([DATA.names[0], found.measure.name, "layers"], () => timeTable(found, state.a), () => drawn.querySelector("svg"))));
 }
 
 function timeFigure(found) {
@@ -90,8 +92,10 @@ function timeFigure(found) {
   bar.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
   const order = DATA.byDepth ? "layer" : "by name";
   const dots = DATA.thresholds.length ? `; dots: settled at ${DATA.thresholds[0]}` : "";
+  const drawn = overTime(found);
   return figure(`Nearness to the last state${DATA.twoRuns ? " of B" : ""}`, [element("p", { class: "quiet legends" },
-    element("span", { class: "legend" }, [`first ${order}`, bar, `last ${order}${dots}`]))], overTime(found));
+    element("span", { class: "legend" }, [`first ${order}`, bar, `last ${order}${dots}`]))], drawn,
+    tools(downloads([DATA.names[0], found.measure.name, "over-time"], () => endTable(found), () => drawn.querySelector("svg"))));
 }
 
 function mapsFigure(found) {
@@ -113,7 +117,18 @@ function mapsFigure(found) {
   const notes = [element("p", { class: "key-note quiet" }, note), lines.length ? element("p", { class: "quiet legends" }, lines) : null];
   return figure("Every step against every other", notes, bar,
     element("div", { class: "time-maps" }, DATA.sites.map((_, s) => timeMap(found, s))),
-    element("div", { class: "tools" }, stretch));
+    tools(stretch, downloads([DATA.names[0], found.measure.name, "maps"],
+      () => [timeTable(found, 0)[0], ...DATA.stepsA.flatMap((_, a) => timeTable(found, a).slice(1))], () => mapsDrawing(found))));
+}
+
+// The values that a figure draws: of all layers at one step, and of each step with the last.
+function timeTable(found, a) {
+  return [["site", "step_a", "step_b", "value"],
+    ...DATA.sites.flatMap((site, s) => DATA.stepsB.map((step, b) => [site, DATA.stepsA[a], step, found.at(s, a, b)]))];
+}
+
+function endTable(found) {
+  return [["site", "step", "value"], ...DATA.sites.flatMap((site, s) => DATA.stepsA.map((step, k) => [site, step, found.toEnd(s, k)]))];
 }
 
 function settledTable(found) {
@@ -129,7 +144,7 @@ function settledTable(found) {
     }] : []),
     ...DATA.thresholds.map((threshold, k) => ({
       title: `Settled at ${threshold}`, number: true, key: (s) => settled(s, k),
-      cell: (s) => (settled(s, k) === null ? "never" : String(DATA.stepsA[settled(s, k)])),
+      cell: (s) => (settled(s, k) === null ? "later" : String(DATA.stepsA[settled(s, k)])),
     })),
   ], DATA.sites.map((_, s) => s), "When each site settles");
 }

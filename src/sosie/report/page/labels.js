@@ -1,45 +1,6 @@
 // Labels that can be read at any size: cut in the middle to fit, and reduced to every k-th.
 
-const LABEL = 11; // px
 const LEAN = Math.SQRT1_2; // sine and cosine of the 45 degrees at which column labels stand
-
-const ruler = document.createElement("canvas").getContext("2d");
-
-function widthOf(text, size = LABEL) {
-  ruler.font = `${size}px ${getComputedStyle(document.body).fontFamily}`;
-  return ruler.measureText(text).width;
-}
-
-// Keep a tail that starts at a number or a part of the name, "encode…11.self_attention"; where that is too long,
-// keep only the number, "e…11…attention", which distinguishes the layers.
-function cut(letters, most) {
-  if (letters.length <= most) return letters.join("");
-  const begins = (k) =>
-    /[._/]/.test(letters[k - 1]) || (/\d/.test(letters[k]) && !/\d/.test(letters[k - 1]));
-  const starts = letters.map((_, k) => k).filter((k) => k && begins(k));
-  const start = starts.find((k) => letters.length - k >= 0.45 * most && letters.length - k <= 0.75 * most);
-  const tail = start === undefined ? Math.floor(0.6 * most) : letters.length - start;
-  const number = letters.join("").match(/\d+(?=\D*$)/u);
-  const lost = number && !/\d/.test(letters.slice(letters.length - tail).join(""));
-  if (!lost || most < number[0].length + 6) return joined(letters, most, tail, "…");
-  const middle = `…${number[0]}…`;
-  return joined(letters, most, Math.ceil(0.7 * (most - middle.length)), middle);
-}
-
-function joined(letters, most, tail, middle) {
-  const head = letters.slice(0, most - middle.length - tail).join("");
-  return head + middle + letters.slice(letters.length - tail).join("");
-}
-
-function shortened(name, room, size = LABEL) {
-  if (name.length < 400 && widthOf(name, size) <= room) return name;
-  const letters = Array.from(name);
-  for (let most = Math.min(letters.length, Math.ceil(room / 3)); most > 4; most -= 1) {
-    const text = cut(letters, most);
-    if (widthOf(text, size) <= room) return text;
-  }
-  return `${letters[0]}…`;
-}
 
 function every(pitch, least) {
   return Math.max(1, Math.ceil(least / pitch - 1e-9));

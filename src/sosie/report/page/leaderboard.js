@@ -37,6 +37,18 @@ function correlation(entry, kind, group = "all", coefficient = "spearman") {
   return entry.grounding[kind]?.groups[group]?.[coefficient] ?? null;
 }
 
+// The interval over training runs, or where there is none Fisher's.
+function withInterval(found) {
+  if (!found) return "–";
+  const [low, high] = found.over_models ?? [found.low, found.high];
+  return element("span", {}, [small(found.value), element("small", { class: "quiet interval" }, `${small(low)} to ${small(high)}`)]);
+}
+
+// The first, too, if others cannot be told from it.
+function isLevel(k) {
+  return DATA.level.length > 0 && (DATA.level.includes(entries[k].name) || entries[k].name === DATA.leader);
+}
+
 function measureName(k) {
   return element("button", { type: "button", class: "plain pick", click: () => choose(k), "aria-pressed": String(chosen === k) },
     named(entries[k].name));
@@ -44,22 +56,25 @@ function measureName(k) {
 
 function ranking() {
   const rows = DATA.rows;
-  const numbers = (title, key, cell) => ({ title, number: true, key: (k) => rows[k][key], cell });
+  const numbers = (title, key, about, cell) => ({ title, about, number: true, key: (k) => rows[k][key], cell });
   const columns = [
-    { title: "Rank", number: true, key: (k) => k, cell: (k) => (rows[k].rank === null ? "–" : String(rows[k].rank)) },
     { title: "Measure", key: (k) => k, cell: measureName },
-    numbers("ρ, mean", "spearman", (k) => barred(rows[k].spearman, small(rows[k].spearman))),
+    numbers("ρ, mean", "spearman", "rank correlation with the share of equal answers; 1 is best", (k) => barred(rows[k].spearman, small(rows[k].spearman))),
     ...KINDS.map((kind) => ({
-      title: `ρ ${kind}`, number: true, key: (k) => correlation(entries[k], kind)?.value ?? null,
-      cell: (k) => small(correlation(entries[k], kind)?.value) || "–",
+      title: `ρ ${kind}`, about: `networks that differ in ${kind}; 95 % interval`, number: true,
+      key: (k) => correlation(entries[k], kind)?.value ?? null, cell: (k) => withInterval(correlation(entries[k], kind)),
     })),
-    numbers("r, mean", "pearson", (k) => small(rows[k].pearson) || "–"),
-    numbers("AUC", "auc", (k) => barred(rows[k].auc, small(rows[k].auc), 2 * ((rows[k].auc ?? 0.5) - 0.5))),
-    numbers("Moved", "moved_in_vain", (k) => small(rows[k].moved_in_vain) || "–"),
-    numbers("Noticed", "noticed", (k) => small(rows[k].noticed) || "–"),
-    numbers("Time per pair", "seconds", (k) => timed(rows[k].seconds) || "–"),
+    {
+      title: "Rank", about: DATA.level.length ? "=: cannot be told from the first" : "by mean ρ", number: true, key: (k) => k,
+      cell: (k) => (rows[k].rank === null ? "–" : isLevel(k) ? "1 =" : String(rows[k].rank)),
+    },
+    numbers("r, mean", "pearson", "the same, linear", (k) => small(rows[k].pearson) || "–"),
+    numbers("AUC", "auc", "trained told from untrained; 0.5 is chance, 1 best", (k) => barred(rows[k].auc, small(rows[k].auc), 2 * ((rows[k].auc ?? 0.5) - 0.5))),
+    numbers("Moved", "moved_in_vain", "by changes that keep the function; 0 best, 1 as far as untrained", (k) => small(rows[k].moved_in_vain) || "–"),
+    numbers("Noticed", "noticed", "when the function is broken; 1 best", (k) => small(rows[k].noticed) || "–"),
+    numbers("Time", "seconds", "for one pair", (k) => timed(rows[k].seconds) || "–"),
   ];
-  return tableOf(columns, rows.map((_, k) => k), "Measures, best first");
+  return tableOf(columns, rows.map((_, k) => k), "Measures by mean ρ");
 }
 
 function tableOf(columns, rows, label) {

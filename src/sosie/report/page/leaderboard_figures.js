@@ -89,5 +89,7 @@ function distributionFigure() {
     "dot: median; thick: middle half; thin: middle 95 %",
   ]);
   const note = rest.length ? element("p", { class: "quiet table-note" }, `Not from 0 to 1, so not drawn: ${rest.join(", ")}.`) : null;
-  return [legends, host, note];
+  const table = () => [["measure", "networks", "2.5 %", "25 %", "median", "75 %", "97.5 %"], ...shown.flatMap((k) => ["unlike", "alike"].map((side) =>
+    [entries[k].name, side === "alike" ? "consecutive checkpoints" : "untrained networks", ...entries[k].calibration.clean[side].quantiles]))];
+  return [legends, host, note, tools(downloads(["benchmark", "calibration"], table, () => host.querySelector("svg")))];
 }

@@ -37,14 +37,26 @@ function detailOf(entry) {
 function drawCorrelations(changes = {}) {
   group = changes.group ?? group;
   coefficient = changes.coefficient ?? coefficient;
-  correlations.replaceChildren(correlationFigure(group, coefficient));
+  const drawn = correlationFigure(group, coefficient);
+  const table = () => [["measure", ...KINDS.flatMap((kind) => [kind, `${kind} low`, `${kind} high`])], ...entries.map((entry) =>
+    [entry.name, ...KINDS.flatMap((kind) => {
+      const found = correlation(entry, kind, group, coefficient);
+      const [low, high] = found?.over_models ?? [found?.low ?? null, found?.high ?? null];
+      return [found?.value ?? null, low, high];
+    })])];
+  correlations.replaceChildren(drawn, tools(downloads(["benchmark", coefficient, group], table, () => drawn.querySelector("svg"))));
+}
+
+function boardTable() {
+  const heads = ["rank", "measure", "spearman", "pearson", "auc", "moved_in_vain", "noticed", "seconds"];
+  return [heads, ...DATA.rows.map((row) => heads.map((head) => row[head]))];
 }
 
 const left = Object.entries(DATA.leftOut);
 drawCorrelations();
 detail.append(detailOf(entries[0]));
 content.append(element("div", { class: "panel" }, [
-  section("Leaderboard", about(DATA.reading), ranking()),
+  section("Leaderboard", about(DATA.order), ranking(), tools(downloads(["benchmark"], boardTable))),
   detail,
   section("Does it say what networks do?",
     about("Correlation of the measure, turned so that up is alike, with the share of images two networks agree on. " +

@@ -1,6 +1,6 @@
 // The page: the choice of pair and measure, and everything about them.
 
-const state = { pair: 0, measure: 0, stretched: false, calibrated: false, cell: null };
+const state = { pair: 0, measure: 0, stretched: false, whole: false, calibrated: false, cell: null };
 const many = DATA.names.length > 0;
 
 // Ticking a box keeps the scroll position and the focus.
@@ -15,7 +15,7 @@ function change(changes) {
 
 function show(measures) {
   const pair = DATA.pairs[state.pair];
-  content.replaceChildren(...[stitched(pair), measureTabs(pair), ...measures.map((k) => panel(pair, k)), provenance(pair)].filter(Boolean));
+  content.replaceChildren(...[isSingle(pair) && !many ? null : measureTabs(pair), ...(isSingle(pair) ? measures.slice(0, 1) : measures).map((k) => panel(pair, k)), provenance(pair)].filter(Boolean));
   content.querySelectorAll(".map, .curve-host").forEach((host) => host.redraw());
 }
 
@@ -28,13 +28,16 @@ function panel(pair, k) {
   if (!measure) return element("p", {}, "Nothing was measured.");
   if (pair.transfer) return transferPanel(pair, k);
   const found = reading(pair, measure);
+  if (isSingle(pair)) return panelOf(k, [...(many ? models(pair, measure) : []), ...single(pair)]);
   return panelOf(k, [
     element("h2", { class: "print-only" }, named(measure.name)),
+    meaning(measure),
     ...(many ? models(pair, measure) : []),
     element("div", { class: wide(found) || pair.inOrder ? "figures wide" : "figures" }, [
       pair.inOrder ? null : mapFigure(found),
       element("div", { class: "stack" }, [curveFigure(found), section("How it was measured", method(found))]),
     ]),
+    stitched(found),
     section(pair.shifted ? "Shift by shift" : "Layer by layer", table(found)),
     section("Caveats", caveats(found)),
   ]);
@@ -48,13 +51,6 @@ function wide({ a, b }) {
 function mapFigure(found) {
   const kept = pinned(found);
   const map = heatmap(gridOf(found, kept.choose));
-  const drawing = () => map.querySelector("svg");
-  const buttons = [
-    ["CSV", () => save(new Blob([csv(found)], { type: "text/csv" }), fileName(found, "csv"))],
-    ["SVG", () => saveSvg(drawing(), fileName(found, "svg"))],
-    ["PNG", () => savePng(drawing(), fileName(found, "png"))],
-  ].map(([name, click]) =>
-    element("button", { type: "button", class: "plain", click, title: `Download ${name}` }, name));
   // Draw the values, or the calibrated scores.
   const scale = choices("drawn", "What the map and the curve show",
     [["value", "Value"], ["score", "Score (0 chance, 1 same)"]], state.calibrated ? "score" : "value",
@@ -63,17 +59,19 @@ function mapFigure(found) {
     found.measure.calibrated ? scale : null,
     map,
     kept.host,
-    element("div", { class: "tools" }, [
-      stretchChoice((stretched) => change({ stretched })), element("span", { class: "downloads" }, ["Download ", ...buttons]),
-    ]));
+    tools(stretchChoice((stretched) => change({ stretched })),
+      downloads(fileNames(found), () => mapTable(found), () => map.querySelector("svg"))));
 }
 
 function curveFigure(found) {
   const title = found.measure.null_spread ? "by chance, ± spread" : "by chance";
-  const chance = found.measure.null ? [{ title, className: "line-chance" }] : [];
-  const legends = [...linesOf(found), ...chance].map((each) => legend(each.className, each.title));
+  const far = chanceIsFar(found); // the whole range shows it
+  const chance = found.measure.null ? [{ title: far ? "chance is far off: see the whole range" : title, className: "line-chance" }] : [];
+  const legends = [...linesOf(found), ...ownOf(found), ...chance].map((each) => legend(each.className, named(each.title, "words")));
+  const drawn = curve(found);
   return figure(found.pair.shifted ? "Both under the same shift" : "From the first layer to the last",
-    [element("p", { class: "quiet legends" }, [...legends, found.hasRange ? "shaded: 95 % interval" : ""])], curve(found));
+    [element("p", { class: "quiet legends" }, [...legends, found.hasRange ? "shaded: 95 % interval" : ""])], drawn,
+    tools(wholeChoice("whole-curve", change), downloads(fileNames(found, "curve"), () => curveTable(found), () => drawn.querySelector("svg"))));
 }
 
 // Several models: a matrix of all of them at the top, to choose a pair.
@@ -87,11 +85,13 @@ function models(pair, measure) {
   const picker = element("select", { id: "picker" }, options);
   picker.addEventListener("change", () => change({ pair: Number(picker.value), cell: null }));
   picker.value = state.pair;
+  const drawn = found ? heatmap(modelGrid(found, open, pair)) : null;
   return [element("div", { class: "figures" }, [
     found ? element("figure", { class: "card models" }, [
       element("figcaption", {}, [element("h3", {}, "Every pair of models"), element("p", { class: "quiet" },
         `Mean of ${measure.name} over layers at the same depth. Bright is alike. Click a cell to see that pair.`)]),
-      heatmap(modelGrid(found, open, pair)),
+      drawn, tools(stretchChoice((stretched) => change({ stretched }), "stretch-models"),
+        downloads(["models", measure.name], () => modelTable(found), () => drawn.querySelector("svg"))),
     ]) : null,
     element("section", { class: "card picked" }, [
       element("label", { class: "choice quiet" }, ["Pair ", picker]),
@@ -99,6 +99,11 @@ function models(pair, measure) {
       ...pair.measures.map((other) => element("p", { class: other === measure ? "lead" : "quiet" }, other.sentence)),
     ]),
   ])];
+}
+
+function modelTable({ value }) {
+  const names = DATA.names;
+  return [["model_a", "model_b", "value"], ...names.flatMap((a, i) => names.map((b, j) => [a, b, value[i * names.length + j]]))];
 }
 
 function modelGrid(found, open, pair) {

@@ -64,3 +64,13 @@ function describeCell(found, i, j) {
     tipNotes(notes),
   ].filter(Boolean);
 }
+
+function mapTable(found) {
+  const kinds = [...KINDS, "score"].filter((kind) => found.measure[kind]);
+  return [["site_a", "site_b", ...kinds, "caveats"], ...found.a.sites.flatMap((siteA, i) => found.b.sites.map((siteB, j) =>
+    [siteA, siteB, ...kinds.map((kind) => found.at(kind, i, j)), found.notes(i, j).join("; ")]))];
+}
+
+function fileNames(found, ...more) {
+  return [found.a.name, found.b.name, found.measure.name, ...more];
+}

@@ -32,14 +32,28 @@ function record(title, lines, open = true) {
   ]);
 }
 
+// What a measure says, and where to read more.
+function meaning({ meaning: words, papers }) {
+  if (!words) return null;
+  const links = papers.flatMap(([name, href]) => [" ", element("a", { href, rel: "noreferrer" }, name)]);
+  return element("p", { class: "meaning" }, [named(words, "words"), ...links]);
+}
+
+// Below a figure: how it is drawn, and how to save it.
+function tools(...children) {
+  return element("div", { class: "tools" }, children);
+}
+
 // Arrow keys move between tabs, as in the standard pattern.
 function tabs(names, current, select) {
   const choose = (k) => {
     const wanted = (k + names.length) % names.length;
     select(wanted);
-    document.getElementById(`tab-${wanted}`).focus({ preventScroll: true });
+    const tab = document.getElementById(`tab-${wanted}`);
+    tab.focus({ preventScroll: true });
+    tab.parentElement.scrollLeft = tab.offsetLeft - tab.parentElement.offsetLeft - 40;
   };
-  return element("div", { class: "tabs", role: "tablist", "aria-label": "Measures" }, names.map((name, k) =>
+  return hinted(element("div", { class: "tabs", role: "tablist", "aria-label": "Measures" }, names.map((name, k) =>
     element("button", {
       type: "button", role: "tab", id: `tab-${k}`, "aria-selected": String(k === current),
       "aria-controls": `panel-${k}`, tabindex: k === current ? 0 : -1, click: () => choose(k),
@@ -47,7 +61,7 @@ function tabs(names, current, select) {
         if (event.key === "ArrowRight") choose(k + 1);
         if (event.key === "ArrowLeft") choose(k - 1);
       },
-    }, named(name))));
+    }, named(name)))), "Scroll sideways for more measures →");
 }
 
 function panelOf(k, children) {
@@ -65,9 +79,14 @@ function choices(name, label, options, current, change) {
     choice({ id: `${name}-${value}`, type: "radio", name, change: () => change(value) }, title, value === current)));
 }
 
-function stretchChoice(change) {
-  return choice({ id: "stretch", type: "checkbox", change: (event) => change(event.target.checked) },
+function stretchChoice(change, id = "stretch") {
+  return choice({ id, type: "checkbox", change: (event) => change(event.target.checked) },
     " Stretch to the values found", state.stretched);
+}
+
+// Axes fit the values that are drawn, unless the whole range is wanted.
+function wholeChoice(id, change) {
+  return choice({ id, type: "checkbox", change: (event) => change({ whole: event.target.checked }) }, " Whole range", state.whole);
 }
 
 function legend(className, text) {

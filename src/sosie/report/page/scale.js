@@ -1,27 +1,6 @@
 // From a value to a colour. The ends come with the data; "alike" is always the bright end.
 
-const LEVELS = 256;
-
-function colours(ramp) {
-  const stops = ramp.map((hex) => [1, 3, 5].map((k) => parseInt(hex.slice(k, k + 2), 16)));
-  return Array.from({ length: LEVELS }, (_, level) => {
-    const at = (level / (LEVELS - 1)) * (stops.length - 1);
-    const k = Math.min(Math.floor(at), stops.length - 2);
-    const rgb = stops[k].map((from, c) => Math.round(from + (at - k) * (stops[k + 1][c] - from)));
-    return `rgb(${rgb.join(",")})`;
-  });
-}
-
 const palette = colours(DATA.ramp);
-
-function levelOf(value, [far, alike]) {
-  return Math.round(clamp((value - far) / (alike - far), 0, 1) * (LEVELS - 1));
-}
-
-// The lightness of the ramp only rises, so one threshold decides between dark and light ink.
-function inkOn(level) {
-  return level > 0.42 * LEVELS ? "#10131c" : "#f6f7fb";
-}
 
 // The smallest and the largest of some numbers; if they are equal up to rounding, with a margin.
 function endsOf(numbers) {
@@ -29,6 +8,16 @@ function endsOf(numbers) {
   const size = Math.max(Math.abs(low), Math.abs(high));
   if (high - low > 1e-6 * size) return [low, high];
   return size ? [low - size / 2, high + size / 2] : [-0.5, 0.5];
+}
+
+// The ends of an axis: a little beyond the values, or the whole scale; at least what is drawn.
+function axisEnds(values, full, whole) {
+  const known = values.filter((value) => value !== null);
+  if (whole || !known.length) return endsOf([...known, ...full]);
+  const [low, high] = endsOf(known);
+  const margin = 0.05 * (high - low);
+  const [least, most] = [Math.min(...full, ...known), Math.max(...full, ...known)];
+  return endsOf([Math.max(low - margin, least), Math.min(high + margin, most)]);
 }
 
 // Round numbers between two ends, about `count` of them.

@@ -1,8 +1,8 @@
 // A table wider than its card has a shadow at the edge that hides something, and a line of text.
 
-function hinted(area) {
+function hinted(area, hint = "Scroll sideways for more columns →") {
   const host = element("div", { class: "scroll-host" }, [
-    element("p", { class: "quiet scroll-hint", "aria-hidden": "true" }, "Scroll sideways for more columns →"),
+    element("p", { class: "quiet scroll-hint", "aria-hidden": "true" }, hint),
     element("div", { class: "scroll-shade" }, area),
   ]);
   const look = () => {

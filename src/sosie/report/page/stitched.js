@@ -2,18 +2,27 @@
 
 const MOST_INDICES = 3; // distinguishable lines
 
-function stitched(pair) {
+function stitched(found) {
+  const { pair } = found;
   if (!pair.stitched || !pair.stitched.says.length) return null;
   const does = reading(pair, pair.measures[pair.stitched.does]);
   const says = pair.stitched.says.slice(0, MOST_INDICES).map((k) => reading(pair, pair.measures[k]));
-  const note = `What the stitched network does (${does.measure.name}${does.hasRange ? ", shaded: 95 % interval" : ""}), ` +
-    "and what the index says of the two layers before they are joined.";
-  const lines = (readings, first) => readings.map(({ measure }, k) => legend(lineClass(first + k), named(measure.name)));
+  const lines = element("p", { class: "quiet legends" }, says.map(({ measure }, k) => legend(lineClass(k + 1), named(measure.name))));
   const quiet = (className, words) => element("p", { class: `quiet ${className}` }, words);
+  const [beside, dots] = [indexLines(does, says), scatter(does, says)];
+  const table = () => [["site_a", "site_b", does.measure.name, ...says.map(({ measure }) => measure.name)],
+    ...stitchedPairs(does).map(([i, j]) => [does.a.sites[i], does.b.sites[j], ...[does, ...says].map((each) => each.at("value", i, j))])];
+  const saved = (what, host) => downloads([does.a.name, does.b.name, what], table, () => host.querySelector("svg"));
   return element("div", { class: "figures stitched" }, [
-    figure("Along the layers", [quiet("", note), quiet("legends", lines([does, ...says], 0))], stitchedLines(does, says)),
-    figure("Does the index tell?", [quiet("", question(does)), quiet("legends dots", lines(says, 1))], scatter(does, says)),
+    figure("What the index says", [quiet("", "Of the two layers, before they are joined."), lines], beside,
+      tools(wholeChoice("whole-index", change), saved("index", beside))),
+    figure("Does the index tell?", [quiet("", question(does)), element("div", { class: "dots" }, lines.cloneNode(true))], dots,
+      tools(wholeChoice("whole-scatter", change), saved("scatter", dots))),
   ]);
+}
+
+function stitchedPairs({ measure, b }) {
+  return measure.value.flatMap((value, k) => (value === null ? [] : [[Math.floor(k / b.sites.length), k % b.sites.length]]));
 }
 
 function question(does) {
@@ -27,22 +36,14 @@ function lineClass(k) {
   return k ? `line-index-${k}` : "line-depth";
 }
 
-// At least from 0 to 1, wider if values lie beyond.
-function unitEnds(numbers) {
-  const known = numbers.filter((value) => value !== null);
-  return [Math.min(0, ...known), Math.max(1, ...known)];
-}
-
-function stitchedLines(does, says) {
-  const all = [does, ...says];
+function indexLines(does, says) {
   const at = (found, kind) => (i) => found.at(kind, i, does.measure.partner[i]);
-  const held = all.flatMap((found) => does.a.sites.flatMap((_, i) => ["value", "low", "high"].map((kind) => at(found, kind)(i))));
-  return layerCurve(does, unitEnds(held), {
-    axis: "", foot: "layers of A →", describe: (_, i) => describePair(all, i, does.measure.partner[i]),
+  const held = says.flatMap((found) => does.a.sites.flatMap((_, i) => ["value", "low", "high"].map((kind) => at(found, kind)(i))));
+  return layerCurve(does, axisEnds(held, [0, 1], state.whole), {
+    axis: "↑ more alike", foot: "layers of A →", describe: (_, i) => describePair([does, ...says], i, does.measure.partner[i]),
     lines: (plan) => [
-      does.hasRange ? ribbon(plan, at(does, "low"), at(does, "high"), lineClass(0)) : null,
-      ...all.map((found, k) => line(plan, at(found, "value"), lineClass(k))),
-      nothingDrawn(plan, all.flatMap((found) => does.a.sites.map((_, i) => at(found, "value")(i)))),
+      ...says.map((found, k) => line(plan, at(found, "value"), lineClass(k + 1))),
+      nothingDrawn(plan, says.flatMap((found) => does.a.sites.map((_, i) => at(found, "value")(i)))),
     ],
   });
 }
@@ -56,10 +57,9 @@ function describePair(all, i, j) {
 }
 
 function scatter(does, says) {
-  const columns = does.b.sites.length;
-  const pairs = does.measure.value.flatMap((value, k) => (value === null ? [] : [[Math.floor(k / columns), k % columns]]));
-  const ends = unitEnds(pairs.map(([i, j]) => does.at("value", i, j)));
-  const reach = unitEnds(says.flatMap((found) => pairs.map(([i, j]) => found.at("value", i, j))));
+  const pairs = stitchedPairs(does);
+  const ends = axisEnds(pairs.map(([i, j]) => does.at("value", i, j)), does.measure.full, state.whole);
+  const reach = axisEnds(says.flatMap((found) => pairs.map(([i, j]) => found.at("value", i, j))), [0, 1], state.whole);
   const host = redrawn(element("div", { class: "curve-host" }), (width) => {
     const ticks = ticksBetween(...ends, 5);
     const left = Math.max(44, Math.ceil(Math.max(...ticks.map(({ text }) => widthOf(text)))) + 12);

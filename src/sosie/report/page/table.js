@@ -9,7 +9,7 @@ function table(found) {
   const low = (i) => found.at("low", i, best(i));
   const chance = (i) => found.at("null", i, best(i));
   const p = (i, kind) => found.at(kind, i, best(i));
-  const shownP = (i, kind) => (p(i, kind) === null ? "" : writtenP(p(i, kind)));
+  const shownP = (i, kind) => (p(i, kind) === null ? "" : writtenP(p(i, kind), measure.pFloor));
   const score = (i) => found.at("score", i, best(i));
   const unclear = (i, j) => j !== null && isByChance(found, i, j);
   const sign = (text, i, j) => (unclear(i, j)
@@ -56,8 +56,9 @@ function noteNumbers(measure, numbers) {
 
 function sortable(columns, rows, label = "Best matches by layer") {
   const body = element("tbody");
-  const heads = columns.map(({ title, number }) =>
-    element("th", { scope: "col", class: number ? "number" : null }, element("button", { type: "button" }, title)));
+  const heads = columns.map(({ title, number, about }) => element("th", { scope: "col", class: number ? "number" : null }, [
+    element("button", { type: "button" }, title), about ? element("span", { class: "quiet about-column" }, about) : null,
+  ]));
   const cells = (row) =>
     columns.map(({ cell, number }) => element("td", { class: number ? "number" : null }, cell(row)));
   const fill = (order) => body.replaceChildren(...order.map((row) => element("tr", {}, cells(row))));

@@ -86,14 +86,18 @@ function modelScores(pair) {
 function scoreFigure(found) {
   const shade = found.hasRange ? " Shaded: 95 % interval for what all rows would give." : "";
   const note = found.measure.name === RANKED_BY ? "Low is little to adapt." : "Its caveats say what it depends on.";
-  return figure("From the first layer to the last", [element("p", { class: "quiet" }, note + shade)], scoreCurve(found));
+  const drawn = scoreCurve(found);
+  const lines = () => [["site", "value", "low", "high"],
+    ...found.a.sites.map((site, i) => [site, ...["value", "low", "high"].map((kind) => found.at(kind, i, 0))])];
+  return figure("From the first layer to the last", [element("p", { class: "quiet" }, note + shade)], drawn,
+    tools(wholeChoice("whole-curve", change), downloads(fileNames(found), lines, () => drawn.querySelector("svg"))));
 }
 
 function scoreCurve(found) {
   const at = (kind) => (i) => found.at(kind, i, 0);
   const held = found.a.sites.flatMap((_, i) => ["value", "low", "high"].map((kind) => at(kind)(i))).filter((v) => v !== null);
-  const whole = found.measure.name.startsWith("log") ? held : [0, ...held];
-  return layerCurve(found, held.length ? endsOf(whole) : [0, 1], {
+  const whole = found.measure.name.startsWith("log") ? endsOf(held.length ? held : [0, 1]) : endsOf([0, ...held]);
+  return layerCurve(found, axisEnds(held, whole, state.whole), {
     axis: `↑ ${found.measure.name}`, foot: `${found.a.name} →`, describe: describeScores,
     lines: (plan) => [
       found.hasRange ? ribbon(plan, at("low"), at("high"), "line-depth") : null,

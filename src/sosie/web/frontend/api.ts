@@ -76,3 +76,13 @@ export async function ask<T>(path: string, parameters: Parameters = {}, options:
   const said = await answer.json().catch(() => null);
   throw new Error(said?.error ?? `The server answered ${answer.status}.`);
 }
+
+// The number of a model that an address names by its number or by its name.
+export async function numberOf(part: string, signal: AbortSignal): Promise<number> {
+  if (/^\d+$/.test(part)) return Number(part);
+  let name = part;
+  try {
+    name = decodeURIComponent(part);
+  } catch { /* a % that is part of the name */ }
+  return (await ask<Named>("named", { name }, { signal })).id;
+}

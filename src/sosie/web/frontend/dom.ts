@@ -1,31 +1,8 @@
 // Text from the zoo enters the page as text nodes and attributes, never as markup.
 
-type Attribute = string | number | boolean | null | undefined | ((event: any) => void);
-export type Attributes = Record<string, Attribute>;
-type Child = Node | string | null | undefined | false;
-export type Children = Child | Child[];
+import { type Children, element } from "./shared.js";
 
-export function element<K extends keyof HTMLElementTagNameMap>(
-  tag: K, attributes: Attributes = {}, children: Children = [],
-): HTMLElementTagNameMap[K] {
-  return filled(document.createElement(tag), attributes, children);
-}
-
-export function shape<K extends keyof SVGElementTagNameMap>(
-  tag: K, attributes: Attributes = {}, children: Children = [],
-): SVGElementTagNameMap[K] {
-  return filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
-}
-
-function filled<E extends Element>(node: E, attributes: Attributes, children: Children): E {
-  for (const [name, value] of Object.entries(attributes)) {
-    if (typeof value === "function") node.addEventListener(name, value);
-    else if (value === true) node.setAttribute(name, "");
-    else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, String(value));
-  }
-  node.append(...[children].flat().filter((child): child is Node | string => child !== null && child !== undefined && child !== false));
-  return node;
-}
+export { type Attributes, type Children, clamp, element, redrawn, shape } from "./shared.js";
 
 // Controls, direction marks and the like are spelt out: a name must not act on the text around it.
 export function visible(text: string): string {
@@ -60,10 +37,6 @@ export function announce(text: string): void {
   document.getElementById("announcer")!.textContent = text;
 }
 
-export function clamp(value: number, low: number, high: number): number {
-  return Math.min(Math.max(value, low), high);
-}
-
 // A number as a person would write it.
 export function written(value: number | null | undefined, digits = 3): string {
   if (value === null || value === undefined) return "undefined";
@@ -81,20 +54,6 @@ export function parameters(count: number): string {
     if (count >= size) return `${Number((count / size).toPrecision(3))}${unit}`;
   }
   return String(count);
-}
-
-// Draw again whenever the width changes, and only then.
-export function redrawn(host: HTMLElement, draw: (width: number) => void): () => void {
-  let drawn = 0;
-  const fit = () => {
-    const width = Math.floor(host.clientWidth);
-    if (width > 0 && width !== drawn) draw((drawn = width));
-  };
-  new ResizeObserver(fit).observe(host);
-  return () => {
-    drawn = 0;
-    fit();
-  };
 }
 
 export function choose(

@@ -1,6 +1,7 @@
 // Sites of one model are rows, from the first at the top; those of the other are columns, from the first at the left.
 
 import { announce, clamp, element, named, redrawn, shape, visible, written } from "./dom.js";
+import { shortened as cut, widthOf as width12 } from "./shared.js";
 import { colourAt, colourBar, inkOn, levelOf, type Ends } from "./scale.js";
 import { hideTip, showTip } from "./tip.js";
 
@@ -13,31 +14,17 @@ interface Plan { width: number; height: number; left: number; top: number; cellW
 
 const HEAD = 76; // px above the cells: colour bar and the name of the rows
 const LABEL = 12;
-const measuring = document.createElement("canvas").getContext("2d")!;
+const widthOf = (text: string) => width12(text, LABEL);
 
-function widthOf(text: string): number {
-  measuring.font = `${LABEL}px ${getComputedStyle(document.body).fontFamily}`;
-  return measuring.measureText(text).width;
-}
-
-// Cut in the middle: the end of a site's name is what tells it from the next.
 export function shortened(text: string, room: number): string {
-  const shown = visible(text);
-  if (widthOf(shown) <= room) return shown;
-  for (let kept = Math.min(shown.length, 80) - 1; kept > 2; kept -= 1) {
-    const head = Math.ceil(kept * 0.4);
-    const cut = `${shown.slice(0, head)}…${shown.slice(shown.length - (kept - head))}`;
-    if (widthOf(cut) <= room) return cut;
-  }
-  return "…";
+  return cut(visible(text), room, LABEL);
 }
 
 export interface Drawn { host: HTMLElement; update: (grid: Grid) => void }
 
 export function heatmap(first: Grid): Drawn {
   let grid = first;
-  const host = element("div", { class: "map" });
-  const again = redrawn(host, (width) => {
+  const host = redrawn(element("div", { class: "map" }), (width) => {
     const plan = arrange(grid, width);
     const svg = shape("svg", {
       class: "heatmap", role: "application", tabindex: 0, width: plan.width, height: plan.height,
@@ -47,7 +34,7 @@ export function heatmap(first: Grid): Drawn {
     host.replaceChildren(svg);
     pointing(svg, grid, plan);
   });
-  return { host, update: (next) => { grid = next; again(); } };
+  return { host, update: (next) => { grid = next; host.redraw(); } };
 }
 
 function arrange(grid: Grid, width: number): Plan {

@@ -1,25 +1,14 @@
 // From a value to a colour; "alike" is always the bright end.
 
-import { clamp, shape } from "./dom.js";
+import { colours, type Ends, levelOf, shape } from "./shared.js";
 
-export const LEVELS = 256;
+export { type Ends, inkOn, levelOf } from "./shared.js";
+
 let ramp: string[] = [];
 let palette: string[] = [];
 
 export function useRamp(stops: string[]): void {
-  ramp = stops;
-  const parts = stops.map((hex) => [1, 3, 5].map((k) => parseInt(hex.slice(k, k + 2), 16)));
-  palette = Array.from({ length: LEVELS }, (_, level) => {
-    const at = (level / (LEVELS - 1)) * (parts.length - 1);
-    const k = Math.min(Math.floor(at), parts.length - 2);
-    return `rgb(${parts[k].map((from, c) => Math.round(from + (at - k) * (parts[k + 1][c] - from))).join(",")})`;
-  });
-}
-
-export type Ends = [far: number, alike: number];
-
-export function levelOf(value: number, [far, alike]: Ends): number {
-  return Math.round(clamp((value - far) / (alike - far), 0, 1) * (LEVELS - 1));
+  [ramp, palette] = [stops, colours(stops)];
 }
 
 export function colourOf(value: number, ends: Ends): string {
@@ -28,11 +17,6 @@ export function colourOf(value: number, ends: Ends): string {
 
 export function colourAt(level: number): string {
   return palette[level];
-}
-
-// The ramp's lightness only rises, so one threshold decides which ink reads better on it.
-export function inkOn(level: number): string {
-  return level > 0.42 * LEVELS ? "#10131c" : "#f6f7fb";
 }
 
 export function colourBar(title: string, [far, alike]: Ends, width: number): SVGGElement {

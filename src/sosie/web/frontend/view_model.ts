@@ -1,6 +1,6 @@
 // One model: what is known of it, what it is near, where it lies.
 
-import { ask, type Details, type Kind, type Named, type Nearest, type Points } from "./api.js";
+import { ask, numberOf, type Details, type Kind, type Named, type Nearest, type Points } from "./api.js";
 import { card, chips, choose, type Children, counted, element, link, modelLink, named, parameters, visible, written } from "./dom.js";
 import { familyCard } from "./family.js";
 import { grouped } from "./groups.js";
@@ -13,7 +13,7 @@ const NEAR = 10;
 
 export async function modelView(visit: Visit): Promise<Shown> {
   const { zoo, parts, query, signal, go } = visit;
-  const id = Number(parts[0]);
+  const id = await numberOf(parts.join("/"), signal);
   const model = await ask<Details>(`models/${id}`, {}, { signal });
   const kinds = Object.keys(model.kinds) as Kind[];
   const kind = kinds.find((one) => one === query.get("kind")) ?? kinds[0];

@@ -1,6 +1,6 @@
 // Two models, every layer of one against every layer of the other.
 
-import { ask, type Kind, type Pair, type Side } from "./api.js";
+import { ask, numberOf, type Kind, type Pair, type Side } from "./api.js";
 import { card, type Children, element, link, modelLink, named, written } from "./dom.js";
 import { bestOf, heatmap } from "./heatmap.js";
 import { picker } from "./picker.js";
@@ -8,7 +8,7 @@ import { colourOf, type Ends } from "./scale.js";
 import type { Shown, Visit } from "./visit.js";
 
 export async function pairView({ zoo, parts, query, signal, go }: Visit): Promise<Shown> {
-  const [a, b] = parts.map(Number);
+  const [a, b] = await Promise.all([0, 1].map((k) => numberOf(parts[k] ?? "", signal)));
   const kind = (query.get("kind") ?? zoo.kinds[0]) as Kind;
   const short = query.get("short") === "1";
   const found = await ask<Pair>(`pairs/${a}/${b}`, { kind, exact: kind === "cka" && !short }, { signal });

@@ -20,3 +20,14 @@ export async function ask(path, parameters = {}, options = {}) {
     const said = await answer.json().catch(() => null);
     throw new Error(said?.error ?? `The server answered ${answer.status}.`);
 }
+// The number of a model that an address names by its number or by its name.
+export async function numberOf(part, signal) {
+    if (/^\d+$/.test(part))
+        return Number(part);
+    let name = part;
+    try {
+        name = decodeURIComponent(part);
+    }
+    catch { /* a % that is part of the name */ }
+    return (await ask("named", { name }, { signal })).id;
+}

@@ -1,22 +1,6 @@
 // Text from the zoo enters the page as text nodes and attributes, never as markup.
-export function element(tag, attributes = {}, children = []) {
-    return filled(document.createElement(tag), attributes, children);
-}
-export function shape(tag, attributes = {}, children = []) {
-    return filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
-}
-function filled(node, attributes, children) {
-    for (const [name, value] of Object.entries(attributes)) {
-        if (typeof value === "function")
-            node.addEventListener(name, value);
-        else if (value === true)
-            node.setAttribute(name, "");
-        else if (value !== null && value !== undefined && value !== false)
-            node.setAttribute(name, String(value));
-    }
-    node.append(...[children].flat().filter((child) => child !== null && child !== undefined && child !== false));
-    return node;
-}
+import { element } from "./shared.js";
+export { clamp, element, redrawn, shape } from "./shared.js";
 // Controls, direction marks and the like are spelt out: a name must not act on the text around it.
 export function visible(text) {
     const spelt = text.replace(/[\p{C}\p{Zl}\p{Zp}]/gu, (c) => `<U+${c.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}>`);
@@ -41,9 +25,6 @@ export function card(title, children, className = "") {
 export function announce(text) {
     document.getElementById("announcer").textContent = text;
 }
-export function clamp(value, low, high) {
-    return Math.min(Math.max(value, low), high);
-}
 // A number as a person would write it.
 export function written(value, digits = 3) {
     if (value === null || value === undefined)
@@ -62,20 +43,6 @@ export function parameters(count) {
             return `${Number((count / size).toPrecision(3))}${unit}`;
     }
     return String(count);
-}
-// Draw again whenever the width changes, and only then.
-export function redrawn(host, draw) {
-    let drawn = 0;
-    const fit = () => {
-        const width = Math.floor(host.clientWidth);
-        if (width > 0 && width !== drawn)
-            draw((drawn = width));
-    };
-    new ResizeObserver(fit).observe(host);
-    return () => {
-        drawn = 0;
-        fit();
-    };
 }
 export function choose(label, options, value, change) {
     const select = element("select", { change: () => change(select.value) }, options.map(([key, text]) => element("option", { value: key, selected: key === value }, text)));

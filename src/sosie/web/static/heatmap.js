@@ -1,31 +1,17 @@
 // Sites of one model are rows, from the first at the top; those of the other are columns, from the first at the left.
 import { announce, clamp, element, named, redrawn, shape, visible, written } from "./dom.js";
+import { shortened as cut, widthOf as width12 } from "./shared.js";
 import { colourAt, colourBar, inkOn, levelOf } from "./scale.js";
 import { hideTip, showTip } from "./tip.js";
 const HEAD = 76; // px above the cells: colour bar and the name of the rows
 const LABEL = 12;
-const measuring = document.createElement("canvas").getContext("2d");
-function widthOf(text) {
-    measuring.font = `${LABEL}px ${getComputedStyle(document.body).fontFamily}`;
-    return measuring.measureText(text).width;
-}
-// Cut in the middle: the end of a site's name is what tells it from the next.
+const widthOf = (text) => width12(text, LABEL);
 export function shortened(text, room) {
-    const shown = visible(text);
-    if (widthOf(shown) <= room)
-        return shown;
-    for (let kept = Math.min(shown.length, 80) - 1; kept > 2; kept -= 1) {
-        const head = Math.ceil(kept * 0.4);
-        const cut = `${shown.slice(0, head)}…${shown.slice(shown.length - (kept - head))}`;
-        if (widthOf(cut) <= room)
-            return cut;
-    }
-    return "…";
+    return cut(visible(text), room, LABEL);
 }
 export function heatmap(first) {
     let grid = first;
-    const host = element("div", { class: "map" });
-    const again = redrawn(host, (width) => {
+    const host = redrawn(element("div", { class: "map" }), (width) => {
         const plan = arrange(grid, width);
         const svg = shape("svg", {
             class: "heatmap", role: "application", tabindex: 0, width: plan.width, height: plan.height,
@@ -35,7 +21,7 @@ export function heatmap(first) {
         host.replaceChildren(svg);
         pointing(svg, grid, plan);
     });
-    return { host, update: (next) => { grid = next; again(); } };
+    return { host, update: (next) => { grid = next; host.redraw(); } };
 }
 function arrange(grid, width) {
     const [rows, columns] = [grid.rows.length, grid.columns.length];

@@ -2,6 +2,7 @@
 import { announce, clamp, element, named, redrawn, visible } from "./dom.js";
 import { shortened } from "./heatmap.js";
 import { listen, neighbour } from "./map_pointing.js";
+import { placedLabels } from "./shared.js";
 import { hideTip, showTip } from "./tip.js";
 const REACH = 16; // px from the pointer
 const MOST_NAMES = 60;
@@ -87,7 +88,7 @@ export function modelMap(points, start, options) {
         context.strokeStyle = special ? ink("--ink") : ink("--surface");
         context.stroke();
     }
-    // Names beside points where they do not lie on each other; not at all where too many are in sight.
+    // Names beside points, none on another; not at all where too many are in sight.
     function names(shown, radius, ink) {
         const inside = shown.filter((point) => {
             const [x, y] = at(point);
@@ -98,32 +99,30 @@ export function modelMap(points, start, options) {
         context.font = `11.5px ${getComputedStyle(document.body).fontFamily}`;
         context.textBaseline = "middle";
         context.globalAlpha = 1;
-        const taken = inside.map((point) => {
-            const [x, y] = at(point);
-            return [x - radius, y - radius, x + radius, y + radius];
-        });
         inside.sort((a, b) => Number(b.id === options.centre) - Number(a.id === options.centre));
-        const written = inside.map((point) => ({ name: point.name, x: point.x, y: point.y, first: point.id === options.centre, room: radius }));
+        const written = inside.map((point) => ({ name: point.name, x: point.x, y: point.y, first: point.id === options.centre }));
         if (options.sent)
-            written.unshift({ ...options.sent, first: true, room: radius + 5 });
-        for (const point of written) {
-            const text = shortened(point.name, 150);
-            const [x, y] = at(point);
-            const long = context.measureText(text).width;
-            for (const left of [x + point.room + 5, x - point.room - 5 - long]) {
-                const area = [left - 2, y - 7, left + long + 2, y + 7];
-                if (area[0] < 0 || area[2] > width || taken.some((t) => t[0] < area[2] && area[0] < t[2] && t[1] < area[3] && area[1] < t[3]))
-                    continue;
-                taken.push(area);
-                context.lineWidth = 3;
-                context.lineJoin = "round";
-                context.strokeStyle = ink("--surface");
-                context.strokeText(text, left, y);
-                context.fillStyle = ink(point.first ? "--ink" : "--quiet");
-                context.fillText(text, left, y);
-                break;
+            written.unshift({ ...options.sent, first: true });
+        const texts = written.map((point) => shortened(point.name, 150));
+        const widths = texts.map((text) => context.measureText(text).width);
+        placedLabels(written.map(at), widths, { width, height, radius: options.sent ? radius + 3 : radius }).forEach((label, k) => {
+            if (label === null)
+                return;
+            if (label.far) {
+                context.lineWidth = 1;
+                context.strokeStyle = ink("--quiet");
+                context.beginPath();
+                context.moveTo(...label.from);
+                context.lineTo(...label.to);
+                context.stroke();
             }
-        }
+            context.lineWidth = 3;
+            context.lineJoin = "round";
+            context.strokeStyle = ink("--surface");
+            context.strokeText(texts[k], label.x, label.y);
+            context.fillStyle = ink(written[k].first ? "--ink" : "--quiet");
+            context.fillText(texts[k], label.x, label.y);
+        });
     }
     function fit() {
         const all = options.sent ? [...points, options.sent] : points;

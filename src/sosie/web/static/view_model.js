@@ -1,5 +1,5 @@
 // One model: what is known of it, what it is near, where it lies.
-import { ask } from "./api.js";
+import { ask, numberOf } from "./api.js";
 import { card, chips, choose, counted, element, link, modelLink, named, parameters, visible, written } from "./dom.js";
 import { familyCard } from "./family.js";
 import { grouped } from "./groups.js";
@@ -9,7 +9,7 @@ import { picker } from "./picker.js";
 const NEAR = 10;
 export async function modelView(visit) {
     const { zoo, parts, query, signal, go } = visit;
-    const id = Number(parts[0]);
+    const id = await numberOf(parts.join("/"), signal);
     const model = await ask(`models/${id}`, {}, { signal });
     const kinds = Object.keys(model.kinds);
     const kind = kinds.find((one) => one === query.get("kind")) ?? kinds[0];

@@ -1,11 +1,11 @@
 // Two models, every layer of one against every layer of the other.
-import { ask } from "./api.js";
+import { ask, numberOf } from "./api.js";
 import { card, element, link, modelLink, named, written } from "./dom.js";
 import { bestOf, heatmap } from "./heatmap.js";
 import { picker } from "./picker.js";
 import { colourOf } from "./scale.js";
 export async function pairView({ zoo, parts, query, signal, go }) {
-    const [a, b] = parts.map(Number);
+    const [a, b] = await Promise.all([0, 1].map((k) => numberOf(parts[k] ?? "", signal)));
     const kind = (query.get("kind") ?? zoo.kinds[0]);
     const short = query.get("short") === "1";
     const found = await ask(`pairs/${a}/${b}`, { kind, exact: kind === "cka" && !short }, { signal });
