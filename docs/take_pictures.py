@@ -1,6 +1,6 @@
 """Take the pictures in docs/pictures: run the gallery's examples, and photograph the pages that they write.
 
-`python docs/take_pictures.py`, with chromium and the extra `dev` installed. Looks like a small window: the top of a page.
+`python docs/take_pictures.py`, with chromium and the extra `dev` installed. A picture is the top of a page.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tempfile
 import warnings
 from pathlib import Path
 
+from PIL import Image
 from playwright.sync_api import sync_playwright
 
 DOCS = Path(__file__).parent
@@ -43,7 +44,9 @@ def main() -> None:
             page = browser.new_page(viewport=SIZE)
             page.goto(path.as_uri())
             page.wait_for_timeout(300)
-            page.screenshot(path=PICTURES / f"{path.stem}.png")
+            picture = PICTURES / f"{path.stem}.png"
+            page.screenshot(path=picture)
+            Image.open(picture).convert("RGB").quantize(128).save(picture, optimize=True)  # a third of the size
             if keep is not None:
                 page.screenshot(path=keep / f"{path.stem}.png", full_page=True)
                 shutil.copy(path, keep)
