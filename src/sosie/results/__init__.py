@@ -29,6 +29,7 @@ from .comparison import (
     stars,
     written_p,
 )
+from .diff import QUANTILES, Diff, OutputDiff, Place, SiteDiff, TensorDiff
 from .dynamics import THRESHOLDS, Dynamics, Order
 from .storage import Array, Result, load
 from .summary import (
