@@ -205,7 +205,7 @@ class Diff(Result):
     @classmethod
     def from_json(cls, content: dict[str, Any], path: str | os.PathLike[str]) -> Diff:
         check_schema(path, content, SCHEMA)
-        kinds = {"sites": SiteDiff, "outputs": OutputDiff, "weights": TensorDiff}
+        kinds: dict[str, Any] = {"sites": SiteDiff, "outputs": OutputDiff, "weights": TensorDiff}
         parts: dict[str, Any] = {name: tuple(map(kind.from_json, content[name])) for name, kind in kinds.items()}
         texts: dict[str, Any] = {name: tuple(content[name]) for name in ("unpaired_a", "unpaired_b", "caveats")}
         plain: dict[str, Any] = {name: content[name] for name in SCHEMA if name not in parts and name not in texts}
