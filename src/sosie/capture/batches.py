@@ -663,6 +663,8 @@ def labels_of(batch: Any) -> Tensor | None:
         labels = next((labels[key] for key in _TARGETS if key in labels), None)
     elif len(parts) == 1:
         return None
+    if isinstance(labels, list) and labels and all(type(label) is int for label in labels):  # beside texts
+        labels = torch.tensor(labels)
     labels = with_tensors(labels)
     if not isinstance(labels, Tensor) or labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
         return None

@@ -27,6 +27,7 @@ from ..capture import (
 )
 from ..data.shifts import Shift, open_shifts
 from ..measures import MEASURES, Measure, chance_of, snap_to_bounds
+from ..models import open_model
 from ..process_state import products
 from ..progress import Progress
 from ..results import ARRAYS, Caveat, Chance, Comparison, Comparisons, Estimate, Interval, Side
@@ -165,6 +166,8 @@ def _open(thing: Any, name: str | None, *, prepare: Any, inputs: Any, device: An
     if isinstance(thing, (np.ndarray, Tensor)):
         name = name or "predictions"
         return SavedOutputs(as_outputs(thing, name), name, device)
+    if isinstance(thing, (str, os.PathLike)):
+        thing = open_model(str(thing), head=True)
     otherwise = ", or predictions (an array, {name: array}, .npz, .safetensors)"
     return Network.of(thing, name=name, prepare=prepare, inputs=inputs, device=device, otherwise=otherwise)
 
