@@ -512,7 +512,7 @@ def _estimate(measure: Measure, sums: OutputSums, notes: Sequence[str]) -> Estim
     except ValueError as error:
         value = np.array([[np.nan]])
         known.append(Caveat(f"undefined: {error}", undefined=True))
-    known += [*_ties(measure, sums), *caveats.of_bounds(measure, value)]
+    known += [*_ties(measure, sums), *_constant(measure, sums), *caveats.of_bounds(measure, value)]
     by_chance = None
     if not np.isnan(value).any() and (chance := chance_of(measure.base, sums)) is not None:
         spread, p = (None if x is None else np.array([[x]]) for x in (chance.spread, chance.p))
@@ -545,3 +545,10 @@ def _ties(measure: Measure, sums: OutputSums) -> Iterator[Caveat]:
         for side, count in zip("AB", sums.ties, strict=True):
             if count:
                 yield Caveat(f"{count} of {sums.n} outputs of {side} have several largest entries: the first counts")
+
+
+def _constant(measure: Measure, sums: OutputSums) -> Iterator[Caveat]:
+    if issubclass(measure.reads, Predictions) and sums.predicted is not None and sums.n > 1:
+        for side, times in zip("AB", sums.predicted, strict=True):
+            if int(times.count_nonzero()) == 1:
+                yield Caveat(f"{side} predicts class {int(times.argmax())} for all {sums.n} inputs")

@@ -291,17 +291,14 @@ def _find_or_download(name: str, revision: str | None) -> tuple[Path, str]:
         raise ValueError(f"{name!r} is no repository of the Hugging Face Hub: write hf:org/name@revision")
     whole = name if revision is None else f"{name}@{revision}"
     hub = import_library("huggingface_hub", f"hf:{whole}", extra="hf")
+    wanted = ["*.json", "*.safetensors", "*.txt", "*.model"]  # no code, no pickles
     try:
-        folder = Path(
-            hub.snapshot_download(
-                name, revision=revision, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"]
-            )
-        )
+        folder = Path(hub.snapshot_download(name, revision=revision, allow_patterns=wanted))
     except (OSError, ValueError) as error:  # the Hub's errors are of both kinds; its own texts are a page long
         raise FileNotFoundError(
             f"hf:{whole}: there is no folder {name} here, and the Hugging Face Hub did not give it "
-            f"({type(error).__name__}): check the name, the revision and the network, or download it elsewhere and name "
-            "the folder"
+            f"({type(error).__name__}): check the name, the revision and the network, or download it elsewhere and "
+            "name its folder"
         ) from error
     return folder, f"{name.partition('/')[2]}@{revision or folder.name[:8]}"
 
