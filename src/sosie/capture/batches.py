@@ -519,6 +519,11 @@ def model_arguments(
     if has_text and prepare is not None:
         chosen, prepare = _tokenised(chosen, prepare), None
     elif getattr(prepare, "text_only", False):
+        if isinstance(chosen, Tensor) and chosen.is_floating_point():
+            raise ValueError(
+                f"the data are numbers of shape {tuple(chosen.shape)}, but the model reads texts or token ids: give "
+                "texts (texts:file), or dicts of input_ids and attention_mask"
+            )
         prepare = None
     mask = _mask_beside(batch, model) if inputs is None and model is not None else None
     beside = {} if mask is None else {MASK: _moved(mask, device)}

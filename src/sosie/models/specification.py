@@ -420,7 +420,11 @@ def _open_built_in(spec: str, seed: int) -> tuple[nn.Module, str, Prepare | None
     if suffix == ".py":
         raise ValueError(f"{call!r} names no function: write {call}:factory")
     if suffix in (".safetensors", *TORCH_SUFFIXES, *PICKLE_SUFFIXES):
-        raise ValueError(f"{call!r} names no architecture: write tiny10@{call}, or path/to/file.py:factory@{call}")
+        raise ValueError(
+            f"{call!r} names no architecture: write tiny10@{call}, or path/to/file.py:factory@{call}{_hint(call)}"
+        )
+    if hint := _hint(call):
+        raise ValueError(f"{call!r} names no architecture{hint}")
     name, options = parse_call(call)
     (_, _, ignore), _ = find_architecture(name)
     seed = options.pop("seed", seed)
@@ -438,6 +442,13 @@ def _open_built_in(spec: str, seed: int) -> tuple[nn.Module, str, Prepare | None
     fit_weights(model, state, source=str(path))
     prepare = _parse(stated or metadata.get("normalise"), path)
     return model, _short_name(label, path), prepare, f"weights of {path.name}"
+
+
+def _hint(text: str) -> str:
+    """Return how to name a folder of transformers that was given without its prefix, or a file in it."""
+    path = Path(text).expanduser()
+    folder = path if path.is_dir() else path.parent
+    return f"; a folder of transformers is hf:{folder}" if path.exists() and (folder / "config.json").is_file() else ""
 
 
 def _open_file(file: str, rest: str, seed: int) -> tuple[nn.Module, str, Prepare | None, str]:
