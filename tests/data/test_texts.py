@@ -115,7 +115,7 @@ def test_images_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(found[:, 0, 0, 0], torch.tensor([0, 0.2, 0.4]))
     others = [pillow.fromarray(arrays[0]), pillow.fromarray(arrays[1][:2])]
     library(monkeypatch, Rows({"image": others}, {"image": Image()}))
-    with pytest.raises(ValueError, match=r"rows 0 to 1: images of sizes 2×5 and 4×5, which do not fit"):
+    with pytest.raises(ValueError, match=r"rows 0 to 1: images of sizes 2×5, 4×5, which do not fit"):
         list(open_data("datasets:name"))
 
 

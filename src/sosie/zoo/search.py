@@ -82,8 +82,7 @@ def check_kind(zoo: Zoo, kind: str) -> None:
     present = {kind_of(key) for key in zoo.store.kinds()} or zoo.settings.kinds
     kinds = [known for known in zoo.settings.kinds if known in present]
     if kind_of(kind) not in kinds:
-        why = " (the `absent` of a fingerprint says why)" if kind_of(kind) in zoo.settings.kinds else ""
-        raise UnknownModel(f"no vectors of kind {kind!r} in {zoo.folder}{why}; there are {', '.join(kinds)}")
+        raise UnknownModel(f"no vectors of kind {kind!r} in {zoo.folder}; there are {', '.join(kinds)}")
 
 
 def none_passes(zoo: Zoo, filters: Mapping[str, Any], otherwise: str) -> ValueError:
