@@ -52,7 +52,7 @@ class Table:
     def read(self, start: int, stop: int) -> Any:
         """Return the inputs from `start` to `stop`."""
         columns = self.rows[start:stop]
-        inputs = list(columns[self.column])
+        inputs: Any = list(columns[self.column])
         if not isinstance(inputs[0], str):
             inputs = _images(inputs, f"{self.name}, rows {start} to {stop - 1}")
         return inputs if self.labels is None else (inputs, torch.tensor(columns[self.labels]))
