@@ -17,7 +17,7 @@ from .help import Verb, Verbs
 
 ZOO = "Make and search"
 VERBS = {
-    "Compare": ("compare", "outputs", "weights", "stitch", "dynamics", "transfer"),
+    "Compare": ("compare", "diff", "outputs", "weights", "stitch", "dynamics", "transfer"),
     ZOO: ("demo", "extract", "sketch"),
     "Look": ("sites", "measures", "report", "serve"),
     "Put to the test": ("benchmark", "cost"),
@@ -87,7 +87,7 @@ def run() -> None:
         if os.environ.get("SOSIE_DEBUG"):
             raise
         typer.secho(f"error: {_message(error)}", fg="red", err=True)
-        sys.exit(1)
+        sys.exit(getattr(error, "exit_status", 1))
 
 
 def _message(error: Exception) -> str:
