@@ -39,6 +39,7 @@ from .replay import WHOLE, Gap, Replay, Subject
 LOOK = 8  # inputs of the first batch that are looked at before the pass, and on which a module is opened
 FLOOR_INPUTS = 100  # the most on which the floor is measured; else a tenth of them
 OPENED = 3  # guilty sites that are opened
+INPUTS = Pair("input", "input", "the inputs")
 
 
 def diff(
@@ -243,18 +244,20 @@ class _Run:
         ]
         by_site = {row.site_a: row for row in rows}
         at_end = by_site.get(OUTPUT)
-        guilty = search.guilty(run, levels, by_site)
-        differs = at_end is not None and at_end.beyond
-        if not differs and guilty is None and rows and not replay:
-            differs = rows[-1].beyond
+        guilty = list(search.guilty(run, levels, by_site))
+        differs = bool(guilty) or (at_end is not None and at_end.beyond)
         first: str | None = None
-        opened: list[SiteDiff] = []
+        opened: list[list[SiteDiff]] = []
         words = ""
-        if guilty is not None:
-            differs = True
-            first, opened, words = search.innermost(guilty)
+        if guilty:
+            first, opened, words = search.innermost(guilty[0])
+            others = [search.innermost(guilt) for guilt in guilty[1:OPENED] if guilt.inside]
+            opened += [rows for _, found, _ in others for rows in found]
+            names = [name for name, _, _ in others if name != first]
+            more = len([guilt for guilt in guilty[OPENED:] if guilt.inside])
+            words += f"; so do {listed(names)}{f' and {more} more' if more else ''}" if names else ""
         elif differs:
-            first, words = self._unexplained(run, levels, rows, replay=replay)
+            first, words = self._unexplained(rows, replay=replay)
         rows = _with_opened(rows, opened)
         caveats = [*self.caveats, *self.floor.caveats, *self._lost(run)]
         settings = {"factor": factor, "floor": self.floor.words}
@@ -266,7 +269,7 @@ class _Run:
             name_a=self.a.name,
             name_b=self.b.name,
             same=not differs,
-            verdict=self._verdict(rows, run, guilty, first, words, differs=differs),
+            verdict=self._verdict(rows, words, differs=differs, found=bool(guilty)),
             first=first,
             sites=tuple(rows),
             outputs=self._outputs(run),
@@ -286,9 +289,7 @@ class _Run:
         b = next((site.dtype for site in self.seen_b if site.label == pair.b), self.b.dtype)
         return str(a).removeprefix("torch."), str(b).removeprefix("torch.")
 
-    def _unexplained(
-        self, run: Replay, levels: Mapping[str, Level], rows: Sequence[SiteDiff], *, replay: bool
-    ) -> tuple[str | None, str]:
+    def _unexplained(self, rows: Sequence[SiteDiff], *, replay: bool) -> tuple[str | None, str]:
         """Where an error that no module makes shows first."""
         beyond = next(row for row in rows if row.beyond)
         if not replay:
@@ -302,16 +303,7 @@ class _Run:
     def _outputs(self, run: Replay) -> tuple[OutputDiff, ...]:
         return ()
 
-    def _verdict(
-        self,
-        rows: Sequence[SiteDiff],
-        run: Replay,
-        guilty: _Guilt | None,
-        first: str | None,
-        words: str,
-        *,
-        differs: bool,
-    ) -> str:
+    def _verdict(self, rows: Sequence[SiteDiff], words: str, *, differs: bool, found: bool) -> str:
         sites = [row for row in rows if not row.inside]
         if not differs:
             undone = [row.site_b for row in sites if row.beyond]
@@ -326,7 +318,7 @@ class _Run:
                 )
             return f"The same up to {kind} at {count}."
         beyond = next((row.site_b for row in sites if row.beyond), None)
-        return f"Different{f' from {beyond} on' if beyond else ''}: {words}." if guilty else f"Different {words}."
+        return f"Different{f' from {beyond} on' if beyond else ''}: {words}." if found else f"Different {words}."
 
 
 def _exists(root: nn.Module, label: str) -> bool:
@@ -342,28 +334,25 @@ def _input(chunk: Chunk, number: int) -> Chunk:
     return Chunk(cut(chunk.batch, k, k + 1), chunk.start + k, 1)
 
 
-def _with_opened(rows: Sequence[SiteDiff], opened: Sequence[SiteDiff]) -> list[SiteDiff]:
-    """The rows, each followed by what was found inside it."""
-    result: list[SiteDiff] = []
-
-    def add(row: SiteDiff) -> None:
-        result.append(row)
-        for inner in opened:
-            if inner.inside == row.site_a and inner not in result:
-                add(inner)
-
+def _with_opened(rows: Sequence[SiteDiff], opened: Sequence[Sequence[SiteDiff]]) -> list[SiteDiff]:
+    """The rows with what was found inside modules: each after the one before it there, or after its module."""
+    result = list(rows)
     for inner in opened:
-        if inner.inside == OUTPUT:
-            add(inner)
-    for row in rows:
-        if row.site_a not in {each.site_a for each in result}:
-            add(row)
+        known = [row.site_a for row in result]
+        at = known.index(inner[0].inside) + 1 if inner[0].inside in known[:-1] else 0
+        for row in inner:
+            if row.site_a in known:
+                at = known.index(row.site_a) + 1
+                continue
+            result.insert(at, row)
+            known.insert(at, row.site_a)
+            at += 1
     return result
 
 
 def row_of(run: Replay, pair: Pair, level: Level, factor: float, types: tuple[str, str], inside: str = "") -> SiteDiff:
     """The numbers of one pair of sites."""
-    label, entries, at_end = pair.a, run.entries.get(pair.a), pair.a == run.under.a
+    label, entries = pair.a, run.entries.get(pair.a)
     made = run.made.get(label)
     notes = [f"not run on A's inputs: {run.unfit[pair.b]}"] if pair.b in run.unfit else []
     about: dict[str, Any] = {
@@ -428,8 +417,8 @@ class _Search:
     def __init__(self, a: Subject, b: Subject, floor: Floor, chunks: Sequence[Chunk]) -> None:
         self.a, self.b, self.floor, self.chunks = a, b, floor, chunks
 
-    def guilty(self, run: Replay, levels: Mapping[str, Level], rows: Mapping[str, SiteDiff]) -> _Guilt | None:
-        """The first module, in execution order, that makes an error beyond its floor, or the code before it.
+    def guilty(self, run: Replay, levels: Mapping[str, Level], rows: Mapping[str, SiteDiff]) -> Iterator[_Guilt]:
+        """The modules that make an error beyond their floor in execution order, and the code before or after them.
 
         A site whose error a later one makes good is not guilty: layers that are fused, or features in another order.
         """
@@ -437,52 +426,47 @@ class _Search:
 
         def beyond(gap: Gap | None, floor: float) -> float | None:
             value = None if gap is None else gap.value()
-            return value if value is not None and not value <= factor * floor else None
+            return value if value is not None and value > factor * floor else None
 
         made = {pair.a: beyond(run.made.get(pair.a), levels[pair.a].made) for pair in run.pairs}
         for pair in run.pairs:
             if pair.b in run.unfit:
                 made[pair.a] = None
-        order = [pair.a for pair in run.pairs]
         if (error := beyond(run.inputs, levels[run.under.a].arrives)) is not None and run.under is WHOLE:
-            return _Guilt(Pair("input", "input", "the inputs"), error, levels[run.under.a].arrives, inside=False)
+            yield _Guilt(INPUTS, error, levels[run.under.a].arrives, inside=False)
         for k, pair in enumerate(run.pairs):
             if (error := beyond(run.arrives.get(pair.a), levels[pair.a].arrives)) is not None:
-                return _Guilt(pair, error, levels[pair.a].arrives, inside=False)
-            undone = any(
-                made[later] is not None and later in rows and not rows[later].beyond for later in order[k + 1 :]
-            )
-            if made[pair.a] is not None and not undone:
-                return _Guilt(pair, made[pair.a] or 0.0, levels[pair.a].made, inside=True)
+                yield _Guilt(pair, error, levels[pair.a].arrives, inside=False)
+            if (error := made[pair.a]) is not None and not _is_undone(k, run.pairs, made, rows):
+                yield _Guilt(pair, error, levels[pair.a].made, inside=True)
         if (error := beyond(run.leaves, levels[run.under.a].made)) is not None:
-            return _Guilt(run.under, error, levels[run.under.a].made, inside=False)
-        return None
+            yield _Guilt(run.under, error, levels[run.under.a].made, inside=False)
 
-    def innermost(self, guilt: _Guilt) -> tuple[str, list[SiteDiff], str]:
+    def innermost(self, guilt: _Guilt) -> tuple[str, list[list[SiteDiff]], str]:
         """The innermost module of B that makes the error, the rows found on the way, and the finding in words."""
-        opened: list[SiteDiff] = []
-        if guilt.pair.a == "input":
+        opened: list[list[SiteDiff]] = []
+        if guilt.pair == INPUTS:
             return "input", [], "the models are given different inputs, by their own preparation"
-        current, outer = (guilt.pair, guilt) if guilt.inside else (WHOLE, guilt)
+        current, glue = (guilt.pair, None) if guilt.inside else (WHOLE, guilt)
         made = guilt.made
-        while True:
-            step = self._open(current)
-            if step is None:
-                break
+        while (step := self._open(current)) is not None:
             rows, inner = step
-            opened += rows
-            if inner is None or not inner.inside:
-                outer = inner or outer
+            opened.append(rows)
+            if inner is None:
                 break
-            current, made = inner.pair, inner.made
-        label = current.b
-        if label == OUTPUT:
-            words = f"nothing inside makes it; the model's own forward does, {_where(outer)}"
-        elif outer.inside or outer.pair == current:
-            words = f"{label} makes an error of {made:.2g}"
+            made = inner.made
+            if not inner.inside:
+                glue = inner
+                break
+            current, glue = inner.pair, None
+        size = f"an error of {made:.2g}" if math.isfinite(made) else "another shape, or NaN"
+        if glue is None:
+            return current.b, opened, f"{current.b} makes {size}"
+        if current.b == OUTPUT:
+            words = f"nothing inside makes it; the model's own forward makes {size}, {_where(glue, current)}"
         else:
-            words = f"{label} makes an error of {made:.2g} in its own forward, {_where(outer)}"
-        return label, opened, words
+            words = f"{current.b} makes {size} in its own forward, {_where(glue, current)}"
+        return current.b, opened, words
 
     def _open(self, pair: Pair) -> tuple[list[SiteDiff], _Guilt | None] | None:
         """What the modules inside a pair do to A's activations: their rows, and the guilty one; None for a leaf."""
@@ -504,8 +488,22 @@ class _Search:
             for each in inner
             if each.a in run.entries or each.a in run.other_shapes
         ]
-        return rows, self.guilty(run, levels, {row.site_a: row for row in rows})
+        guilty = list(self.guilty(run, levels, {row.site_a: row for row in rows}))
+        made = {guilt.pair.b for guilt in guilty if guilt.inside}
+        layers = {each.b for each in inner if self.b.has_weights(each.b)}
+        if pair != WHOLE and len(layers) > 1 and layers <= made:
+            return rows, None  # another module altogether: none of its layers is to blame alone
+        return rows, next(iter(guilty), None)
 
 
-def _where(guilt: _Guilt) -> str:
-    return f"before {guilt.pair.b}" if guilt.pair.b != OUTPUT else "after its last layer"
+def _is_undone(k: int, pairs: Sequence[Pair], made: Mapping[str, float | None], rows: Mapping[str, SiteDiff]) -> bool:
+    """Whether a later site makes good what this one does to A's activations, or this one what an earlier one did."""
+    guilty = [(number, rows[p.a].beyond) for number, p in enumerate(pairs) if made[p.a] is not None and p.a in rows]
+    own = next((beyond for number, beyond in guilty if number == k), True)
+    if own:
+        return any(number > k and not beyond for number, beyond in guilty)
+    return any(number < k and beyond for number, beyond in guilty)
+
+
+def _where(guilt: _Guilt, home: Pair) -> str:
+    return "after its last layer" if guilt.pair == home else f"before {guilt.pair.b}"

@@ -19,7 +19,7 @@ from ..measures import relative_error
 from ..process_state import matmul_precision, switched
 from ..stats import coarser
 from .pairing import Pair
-from .replay import WHOLE, Replay, Subject
+from .replay import WHOLE, Gap, Replay, Subject
 
 FACTOR = 8.0  # an error beyond the floor is larger than the floor by this factor
 NAMES = ("batch", "bfloat16", "float16", "tf32")
@@ -89,10 +89,9 @@ class Floor:
         return self
 
     def _add_batch(self) -> None:
-        several = self.a.on_cpu() and torch.get_num_threads()
-        threads = None if not several else 1 if several > 1 else 2
-        words = "A with half as many inputs at a time" + (f" and {threads} threads" * bool(threads))
-        self.variants.append(Variant(self.a, words.replace("1 threads", "1 thread"), share=0.5, threads=threads))
+        fewer = 1 if self.a.on_cpu() and torch.get_num_threads() > 1 else None
+        words = "A with half as many inputs at a time" + (" and one thread" if fewer else "")
+        self.variants.append(Variant(self.a, words, share=0.5, threads=fewer))
 
     def _add_copy(self, dtype: torch.dtype, memory: int, words: str) -> None:
         """A copy of A in another type."""
@@ -161,10 +160,11 @@ def floor_numbers(run: Replay, label: str) -> tuple[float, float, float]:
     at_end = label == run.under.a
     made = run.leaves if at_end else run.made.get(label)
     arrives = run.inputs if at_end else run.arrives.get(label)
-    return error, *(_finite(gap.value() if gap is not None else None) for gap in (made, arrives))
+    return error, _finite(made), _finite(arrives)
 
 
-def _finite(value: float | None) -> float:
+def _finite(gap: Gap | None) -> float:
+    value = None if gap is None else gap.value()
     return 0.0 if value is None or value == float("inf") else value
 
 

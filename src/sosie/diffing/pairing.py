@@ -15,6 +15,8 @@ from ..checks import listed, nearest
 
 WRAPPERS = ("_orig_mod", "module", "model")  # names that a wrapper puts before those of the model inside
 
+_ADVICE = "Name pairs with map={site of A: site of B} (--map a=b), or choose sites_a and sites_b that belong together"
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -120,8 +122,7 @@ def _in_order(
             elif some_a and some_b and strict:
                 raise ValueError(
                     f"it is not clear which sites belong together: {_shown(some_a)} of A and {_shown(some_b)} of B. "
-                    "Name pairs with map={site of A: site of B} (--map a=b), or choose sites_a and sites_b that belong "
-                    "together"
+                    f"{_ADVICE}"
                 )
     return found
 
@@ -134,9 +135,8 @@ def no_pairs(a: Sequence[Seen], b: Sequence[Seen]) -> ValueError:
     """The error where no site of A has a counterpart in B."""
 
     return ValueError(
-        f"no site of A has a counterpart in B: their names differ, and so do their number, order or shapes. "
-        f"A has {len(a)}: {_shown(a)}. B has {len(b)}: {_shown(b)}. Name pairs with map={{site of A: site of B}} (--map a=b), "
-        "or choose sites_a and sites_b that belong together"
+        f"no site of A has a counterpart in B: their names differ, and so do their number, order or shapes. A has "
+        f"{len(a)}: {_shown(a)}. B has {len(b)}: {_shown(b)}. {_ADVICE}"
     )
 
 

@@ -1,8 +1,8 @@
 """Two models on the same inputs: how B differs from A at each pair of sites, and what B makes of A's activations.
 
-The second is the replay, one forward of B in which every paired module is given what its counterpart in A was given, and
-answers with what that answered. So a module is judged by itself (`made`), and so is the code between modules: what
-arrives at a module that only A's activations went into (`arrives`), and what leaves the whole (`leaves`).
+The second is the replay: one forward of B in which every paired module is given what its counterpart in A was given,
+and answers with what that answered. So each module is judged by itself (`made`), and so is the code between them: what
+arrives at a module where nothing but A's activations went in before (`arrives`), and what leaves the whole (`leaves`).
 """
 
 from __future__ import annotations
@@ -44,6 +44,11 @@ class Subject(Network):
         types = types_of(self.model)
         counts = {dtype: sum(p.numel() for p in self.model.parameters() if p.dtype == dtype) for dtype in types}
         return max(counts, key=lambda dtype: counts[dtype]) if counts else torch.float32
+
+    def has_weights(self, label: str) -> bool:
+        """Whether the module at a site has weights, in it or inside it."""
+        module = unwrap(self.model).get_submodule(split_call(label)[0])
+        return next(module.parameters(), None) is not None
 
     def in_training(self) -> list[str]:
         """Modules in training mode inside a model that is in evaluation mode: BatchNorm there mixes its inputs."""
@@ -93,7 +98,8 @@ class Gap:
     def __init__(self) -> None:
         self._squares: dict[Any, list[Any]] = {}  # Σ(a − b)² and Σa² by tensor
 
-    def add(self, key: Any, a: Tensor, b: Tensor) -> None:
+    def add(self, key: Any, a: Tensor | None, b: Tensor) -> None:
+        assert a is not None
         a, b = numbers(a), numbers(b).to(a.device)
         if a.shape != b.shape:
             self.fail(key)
@@ -179,7 +185,8 @@ class Replay:
         if self._share < 1:
             count = max(1, int(chunk.count * self._share))
             calls = {label: _first_inputs(call, count, chunk.count) for label, call in calls.items()}
-            masks = Masks(*(None if m is None else m[:count] for m in (masks.tokens, masks.decoder)))
+            tokens, decoder = (None if mask is None else mask[:count] for mask in (masks.tokens, masks.decoder))
+            masks = Masks(tokens, decoder)
             chunk = Chunk(cut(chunk.batch, 0, count), chunk.start, count)
         with products():
             self._total(chunk, calls, masks, answer)

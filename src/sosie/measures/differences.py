@@ -1,5 +1,7 @@
-"""Entry by entry: how far the numbers of B are from those of A. Nothing is left out of account: neurons belong in pairs,
-and scale, shift and rotation all count, since that is what errors of a conversion look like."""
+"""Entry by entry: how far the numbers of B are from those of A.
+
+Neurons belong in pairs, and scale, shift and rotation all count: that is what errors of a conversion look like.
+"""
 
 from __future__ import annotations
 
