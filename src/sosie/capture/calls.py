@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -156,7 +156,7 @@ def run_changed(
 class Call:
     """One call of a module: what it was given and what it returned."""
 
-    module: nn.Module
+    names: Sequence[str | int]  # of the positional arguments
     arguments: Arguments
     output: Any
 
@@ -165,6 +165,18 @@ class Call:
         """The main tensor of what it returned."""
         path = path_to_tensor(self.output)
         return None if path is None else at_path(self.output, path)
+
+
+def some_inputs(call: Call, start: int, stop: int, *, of: int) -> Call:
+    """A call of so many inputs as if only some of them had been given."""
+
+    def part(structure: Any) -> Any:
+        for path, tensor in tensors_at(structure):
+            if tensor.ndim and len(tensor) == of:
+                structure = replaced(structure, path, tensor[start:stop])
+        return structure
+
+    return replace(call, arguments=part(call.arguments), output=part(call.output))
 
 
 class CallRecorder:
@@ -206,7 +218,8 @@ class CallRecorder:
             given[label] = kept(arguments, (label, "given"))
 
         def leave(label: str, module: nn.Module, output: Any) -> None:
-            calls[label] = Call(module, given.pop(label), kept(output, (label, "returned")))
+            given_here = given.pop(label)
+            calls[label] = Call(names_of(module, given_here), given_here, kept(output, (label, "returned")))
 
         output = run_around(self.model, self.labels, arguments, enter=enter, leave=leave)
         return calls, output, versions
@@ -260,7 +273,7 @@ def _kind(tensor: Tensor) -> str:
 
 def matched(call: Call, module: nn.Module, arguments: Arguments) -> list[Argument]:
     """Every tensor that a module of B is given, with that of A's call: by its name, else by its position."""
-    ours, theirs = _located(module, arguments), _located(call.module, call.arguments)
+    ours, theirs = _located(names_of(module, arguments), arguments), _located(call.names, call.arguments)
     by_position = {path: tensor for path, (_, tensor) in theirs.items() if path[0] == 0}
     by_name = dict(theirs.values())
     names = {name[0] for name, _ in ours.values()}
@@ -271,13 +284,17 @@ def matched(call: Call, module: nn.Module, arguments: Arguments) -> list[Argumen
     ]
 
 
-def _located(module: nn.Module, arguments: Arguments) -> dict[Path, tuple[Path, Tensor]]:
-    """Every tensor of a call by its path in (args, kwargs): the name of the argument with the path inside it."""
+def names_of(module: nn.Module, arguments: Arguments) -> Sequence[str | int]:
+    """The names of the arguments that are given by position."""
     args, kwargs = arguments
-    named = list(named_arguments(module, args, kwargs))
+    return list(named_arguments(module, args, kwargs))[: len(args)]
+
+
+def _located(names: Sequence[str | int], arguments: Arguments) -> dict[Path, tuple[Path, Tensor]]:
+    """Every tensor of a call by its path in (args, kwargs): the name of the argument with the path inside it."""
     return {
-        path: ((named[path[1]] if path[0] == 0 else path[1], *path[2:]), tensor)
-        for path, tensor in tensors_at((args, kwargs))
+        path: ((names[path[1]] if path[0] == 0 else path[1], *path[2:]), tensor)
+        for path, tensor in tensors_at(arguments)
     }
 
 

@@ -86,6 +86,8 @@ def diff(
 
         write_junit(result, junit)
     opt.tell(result, out, html, full=full, as_json=as_json)
+    if junit is not None:
+        typer.echo(f"wrote {junit}", err=as_json)
     raise typer.Exit(SAME if result.same else DIFFERENT)
 
 
@@ -94,7 +96,8 @@ def _diff(a: str, b: str, data: str | None, batch: int, *, files: tuple[Path | N
 
     opt.check_outputs(*files)
     models, names = opt.split_names([a, b])
-    return compare(*models, opt.open_data(data, batch), names=names, **options)
+    first, second = models
+    return compare(first, second, opt.open_data(data, batch), names=names, **options)
 
 
 def _floor(text: str) -> str | float:

@@ -18,7 +18,7 @@ from .help import Verb, Verbs
 ZOO = "Make and search"
 VERBS = {
     "Compare": ("compare", "diff", "outputs", "weights", "stitch", "dynamics", "transfer"),
-    ZOO: ("demo", "extract", "sketch"),
+    ZOO: ("demo", "extract", "record", "sketch"),
     "Look": ("sites", "measures", "report", "serve"),
     "Put to the test": ("benchmark", "cost"),
 }  # by the question they answer, in the order of the help; a module each

@@ -1,3 +1,4 @@
 """Is it still the same model, and if not, which layer is it?"""
 
-from .diff import diff
+from .comparing import diff
+from .record import Record, assert_same, is_record, record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +19,7 @@ from ..measures import relative_error
 from ..process_state import matmul_precision, switched
 from ..stats import coarser
 from .pairing import Pair
-from .replay import WHOLE, Gap, Replay, Subject
+from .replay import WHOLE, Gap, Reference, Replay, Subject
 
 FACTOR = 8.0  # an error beyond the floor is larger than the floor by this factor
 NAMES = ("batch", "bfloat16", "float16", "tf32")
@@ -58,6 +58,7 @@ class Floor:
     words: str
     given: Any = None
     caveats: list[str] = field(default_factory=list)
+    known: Mapping[str, Level] = field(default_factory=dict)  # at these sites it was measured before
 
     @classmethod
     def of(cls, given: Any, a: Subject, b: Subject, memory: int) -> Floor:
@@ -111,7 +112,7 @@ class Floor:
         variant.changes = self.a.changes
         self.variants.append(Variant(variant, words))
 
-    def kind(self, a: Subject, b: Subject) -> str:
+    def kind(self, a: Reference, b: Subject) -> str:
         """What it allows, in a few words."""
         if not self.variants and self.factor == 1:
             return f"a relative error of {self.least:g}"
@@ -126,7 +127,10 @@ class Floor:
         """The floor at the sites of A in these pairs, measured on a few inputs."""
         own = [Pair(pair.a, pair.a, "") for pair in pairs]
         labels = [*(pair.a for pair in own), under.a]
-        level = {label: Level(self.least, self.least, self.least) for label in labels}
+        nothing = Level(0.0, 0.0, 0.0)
+        level = {
+            label: Level(*(max(self.least, x) for x in _numbers(self.known.get(label, nothing)))) for label in labels
+        }
         for variant in list(self.variants):
             try:
                 found = self._measured(variant, own, chunks, Pair(under.a, under.a, ""))

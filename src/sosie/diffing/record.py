@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,16 @@ from torch import Tensor
 
 from ..capture import Chunk, Masks, count_inputs, cut
 from ..capture.batches import rebuild
-from ..capture.calls import Call, Seen, named_call, some_inputs
-from ..checks import whole_number
+from ..capture.calls import Call, Seen, some_inputs
+from ..checks import positive, whole_number
 from ..engine.network import OUTPUT
 from ..engine.plan import MEMORY, parse_size
 from ..engine.provenance import digest_of, provenance
 from ..engine.stream import Stream
 from ..files import PLAIN, check_writable, read_nested, reading, write_nested
 from ..results import counted
-from .floor import Floor, Level
+from ..stats import coarser
+from .floor import FACTOR, Floor, Level
 from .pairing import Pair
 from .replay import Subject
 
@@ -66,8 +67,8 @@ def record(
         seen, _ = subject.look_at(chunk)
         labels = [site.label for site in seen]
         calls, answer, masks = subject.recorder([*labels, OUTPUT])(chunk)
-        level = Floor.of(floor, subject, subject, parse_size(memory) or MEMORY)
-        levels = level.at([Pair(label, label, "") for label in labels], [chunk])
+        measured = Floor.of(floor, subject, subject, parse_size(memory) or MEMORY)
+        levels = measured.at([Pair(label, label, "") for label in labels], [chunk])
     tensors: list[Tensor] = []
     store = _Store(tensors)
     value = {
@@ -86,8 +87,8 @@ def record(
         "digest": digest_of(chunk.batch),
         "sites": [{"label": site.label, "shape": list(site.shape), "dtype": _name(site.dtype)} for site in seen],
         "floor": floor,
-        "floor_words": level.words,
-        "caveats": level.caveats,
+        "floor_words": measured.words,
+        "caveats": measured.caveats,
         "levels": {label: [each.error, each.made, each.arrives] for label, each in levels.items()},
         "provenance": provenance(data=data),
     }
@@ -110,8 +111,8 @@ class _Store:
         self._known: dict[int, int] = {}
 
     def call(self, call: Call, *, given: bool) -> dict[str, Any]:
-        arguments = self.plain(named_call(call)) if given else {}
-        return {"given": arguments, "returned": self.plain(call.output)}
+        arguments = self.plain(list(call.arguments)) if given else [[], {}]
+        return {"names": list(call.names), "given": arguments, "returned": self.plain(call.output)}
 
     def plain(self, structure: Any) -> Any:
         if isinstance(structure, Tensor):
@@ -150,10 +151,9 @@ class Record:
     answer: Any
     masks: Masks
     levels: dict[str, Level]
-    cast: None = None
-    changes: bool = False
     sites: Any = None
     inputs: int = field(init=False)
+    silent: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.inputs = self.about["inputs"]
@@ -164,7 +164,7 @@ class Record:
         with reading(path):
             tensors = value["tensors"]
             calls = {
-                label: Call((), ((), _whole(call["given"], tensors)), _whole(call["returned"], tensors))
+                label: Call(call["names"], _whole(call["given"], tensors), _whole(call["returned"], tensors))
                 for label, call in value["calls"].items()
             }
             levels = {label: Level(*map(float, numbers)) for label, numbers in about["levels"].items()}
@@ -194,9 +194,10 @@ class Record:
         stream = Stream.reading(given, self.inputs)
         batch = cut(stream.first, 0, min(self.inputs, count_inputs(stream.first)))
         if digest_of(batch) != self.about["digest"]:
+            count = counted(self.inputs, "input")
             raise ValueError(
-                f"{self.path} is a record of other inputs: the first {counted(self.inputs, 'input')} of the data differ "
-                "from those it was made of. Give the same data in the same order"
+                f"{self.path} is a record of other inputs: the first {count} of the data differ from those "
+                "that it was made of. Give the same data in the same order"
                 + (", or none: the record holds its inputs" if self.batch is not None else "")
             )
         return [batch]
@@ -210,8 +211,19 @@ class Record:
     def borrowed(self) -> Iterator[Record]:
         yield self
 
-    def undone(self) -> Any:
-        return nullcontext()
+    def floor(self, given: Any, b: Subject) -> Floor:
+        """The floor that was measured when the record was made, or a tolerance."""
+        least, kept = torch.finfo(coarser(self.dtype, b.dtype)).eps, self.about["floor"]
+        if isinstance(given, (int, float)) and not isinstance(given, bool):
+            tolerance = positive(given, "floor")
+            return Floor(b, [], tolerance, 1.0, f"a relative error of {tolerance:g}, as given", given)
+        if given not in ("batch", kept):  # "batch" is the default
+            raise ValueError(
+                f"{self.path} holds the floor {kept!r}, measured when it was made, not {given!r}: make it again with "
+                f"floor={given!r}, or give a tolerance"
+            )
+        words = f"{self.about['floor_words']}, measured when the record was made"
+        return Floor(b, [], least, FACTOR, words, kept, list(self.about["caveats"]), self.levels)
 
     def settle(self, chunk: Chunk) -> None:
         """Nothing to find out: a record does not change."""
@@ -231,8 +243,8 @@ class Record:
         def run(chunk: Chunk) -> tuple[dict[str, Call], Any, Masks]:
             calls = {label: self._part(self.calls[label], chunk) for label in labels if label in self.calls}
             start, stop = self._place(chunk)
-            masks = Masks(*(None if m is None else m[start:stop] for m in (self.masks.tokens, self.masks.decoder)))
-            return calls, self.answer, masks
+            tokens, decoder = (None if m is None else m[start:stop] for m in (self.masks.tokens, self.masks.decoder))
+            return calls, self.answer, Masks(tokens, decoder)
 
         return run
 
@@ -265,3 +277,15 @@ def is_record(thing: Any) -> bool:
             return (opened.metadata() or {}).get("format") == "sosie-record"
     except (SafetensorError, OSError):
         return False
+
+
+def assert_same(model: Any, reference: Any, data: Any = None, **options: Any) -> None:
+    """Raise AssertionError, with the table, if the model is not the same as the reference: a record, or a model.
+
+    `data` and `options` are those of `diff`, whose second model this is; a record holds its inputs. For tests.
+    """
+    from .comparing import diff
+
+    found = diff(reference, model, data, **options)
+    if not found.same:
+        raise AssertionError(found.as_text())

@@ -8,18 +8,30 @@ arrives at a module where nothing but A's activations went in before (`arrives`)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from ..capture import Chunk, Masks, cut, kept_attributes, types_of, unwrap
-from ..capture.calls import Argument, Arguments, Call, CallRecorder, answering_as, fed, matched, run_around, tensors_at
+from ..capture import Chunk, Masks, cut, kept_attributes, types_of, unwrap, watch
+from ..capture.calls import (
+    Argument,
+    Arguments,
+    Call,
+    CallRecorder,
+    Seen,
+    answering_as,
+    fed,
+    matched,
+    run_around,
+    some_inputs,
+    tensors_at,
+)
 from ..capture.restore import modules_of, state_of
-from ..capture.sites import ancestors, at_path, path_to_tensor, replaced, split_call
+from ..capture.sites import Names, ancestors, at_path, find_name, path_to_tensor, replaced, split_call
 from ..engine.network import OUTPUT, Network
 from ..process_state import kept_random_state, products
 from ..stats import Entries
@@ -37,6 +49,7 @@ class Subject(Network):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.changes = True  # whether a forward changes the model's state; known after `settle`
+        self.silent: dict[str, str] = {}  # sites that a look has left out, and why
 
     @property
     def dtype(self) -> torch.dtype:
@@ -87,9 +100,60 @@ class Subject(Network):
         with kept_random_state(), kept_attributes(self.model) if self.changes else nullcontext():
             yield
 
+    def look_at(self, chunk: Chunk) -> tuple[list[Seen], dict[str, Tensor]]:
+        """The sites in execution order, without the output, and the activations of all for some inputs."""
+        root, sites = unwrap(self.model), self.sites
+        if isinstance(root, torch.jit.ScriptModule):
+            return [], {}
+        if sites is not None and not isinstance(sites, str) and isinstance(sites, Sequence):
+            sites = [site for site in sites if not isinstance(site, str) or _exists(root, site)] or sites
+        with self.undone(), watch(self.model, sites, sink=lambda _, x: x.clone(), axes=False) as seen:
+            args, kwargs = self.arguments(chunk)
+            with self._named_in_errors(chunk):
+                seen.run(*args, **kwargs)
+        self.silent = {site: why for site, why in seen.left_out.items() if "never called" not in why}
+        return [Seen(site, tuple(x.shape), x.dtype) for site, x in seen.items() if site != OUTPUT], dict(seen.items())
+
+    def recorder(self, labels: Sequence[str]) -> Callable[[Chunk], tuple[dict[str, Call], Any, Masks]]:
+        """A function from inputs to the calls of these modules, the answer, and the masks of padded tokens."""
+        recorder = CallRecorder(self.model, labels)
+
+        def run(chunk: Chunk) -> tuple[dict[str, Call], Any, Masks]:
+            with self.undone(), self._named_in_errors(chunk):
+                masks = self.masks(chunk.batch, *self.arguments(chunk))
+                return *recorder.run(lambda: self.arguments(chunk)), masks
+
+        return run
+
     def run_around(self, labels: Sequence[str], chunk: Chunk, enter: Any = None, leave: Any = None) -> Any:
         with self.undone(), self._named_in_errors(chunk):
             return run_around(self.model, labels, self.arguments(chunk), enter=enter, leave=leave)
+
+
+class Reference(Protocol):
+    """What a diff asks of A: a model, or a record of one."""
+
+    name: str
+    sites: Any
+    silent: dict[str, str]
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+    def describe(self) -> str: ...
+    def borrowed(self) -> AbstractContextManager[Any]: ...
+    def settle(self, chunk: Chunk) -> None: ...
+    def in_training(self) -> list[str]: ...
+    def on_cpu(self) -> bool: ...
+    def look_at(self, chunk: Chunk) -> tuple[list[Seen], dict[str, Tensor]]: ...
+    def recorder(self, labels: Sequence[str]) -> Callable[[Chunk], tuple[dict[str, Call], Any, Masks]]: ...
+
+
+def _exists(root: nn.Module, label: str) -> bool:
+    return (
+        any(sign in label for sign in "*?[")
+        or label in ("leaves", "blocks", ".")
+        or bool(find_name(Names.of(root), label))
+    )
 
 
 class Gap:
@@ -149,7 +213,7 @@ class Replay:
 
     def __init__(
         self,
-        a: Subject,
+        a: Reference,
         b: Subject,
         pairs: Sequence[Pair],
         *,
@@ -163,7 +227,7 @@ class Replay:
         self.pairs = [pair for pair in pairs if pair.a != under.a]
         self._replay, self._share = replay, share
         self._tolerances = {"rtol": rtol, "atol": atol}
-        self._recorder = CallRecorder(a.model, [*(pair.a for pair in self.pairs), under.a])
+        self._reference = a.recorder([*(pair.a for pair in self.pairs), under.a])
         self._levels = levels_of(self.pairs)
         self.entries: dict[str, Entries] = {}  # by A's label, as everything here
         self.shapes: dict[str, tuple[int, ...]] = {}  # of one input's activation
@@ -178,13 +242,10 @@ class Replay:
 
     def read(self, chunk: Chunk) -> None:
         self.last_error, self.last_worst = 0.0, chunk.start
-        with self.a.undone(), self.a._named_in_errors(chunk):
-            given = self.a.arguments(chunk)
-            masks = self.a.masks(chunk.batch, *given)
-            calls, answer = self._recorder.run(lambda: self.a.arguments(chunk))
+        calls, answer, masks = self._reference(chunk)
         if self._share < 1:
             count = max(1, int(chunk.count * self._share))
-            calls = {label: _first_inputs(call, count, chunk.count) for label, call in calls.items()}
+            calls = {label: some_inputs(call, 0, count, of=chunk.count) for label, call in calls.items()}
             tokens, decoder = (None if mask is None else mask[:count] for mask in (masks.tokens, masks.decoder))
             masks = Masks(tokens, decoder)
             chunk = Chunk(cut(chunk.batch, 0, count), chunk.start, count)
@@ -305,18 +366,6 @@ def levels_of(pairs: Sequence[Pair]) -> list[list[Pair]]:
     for pair in pairs:
         levels.setdefault(len(names.intersection(ancestors(split_call(pair.b)[0]))), []).append(pair)
     return [levels[depth] for depth in sorted(levels)]
-
-
-def _first_inputs(call: Call, count: int, of: int) -> Call:
-    """A call as if only its first inputs had been given."""
-
-    def first(structure: Any) -> Any:
-        for path, tensor in tensors_at(structure):
-            if tensor.ndim and len(tensor) == of:
-                structure = replaced(structure, path, tensor[:count])
-        return structure
-
-    return replace(call, arguments=first(call.arguments), output=first(call.output))
 
 
 def without_padding(activation: Tensor, masks: Masks, label: str) -> Tensor:

@@ -84,7 +84,7 @@ def makes_error(site: SiteDiff, factor: float | None) -> bool:
 def _site_cells(site: SiteDiff) -> list[str]:
     name = visible(site.site_a if site.site_a == site.site_b else f"{site.site_a} = {site.site_b}")
     notes = "; ".join([*(["beyond"] if site.beyond else []), *map(visible, site.notes)])
-    sqnr = "" if site.sqnr is None else f"{site.sqnr:.0f}"
+    sqnr = "" if site.sqnr is None else str(round(site.sqnr))
     return [("  " if site.inside else "") + name, *map(_short, (site.error, site.made, site.floor)), sqnr, notes]
 
 

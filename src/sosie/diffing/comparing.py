@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from ..capture import Chunk, count_inputs, cut, select, unwrap, watch
+from ..capture import Chunk, count_inputs, cut, select, unwrap
 from ..capture.calls import Seen, calls_inside
 from ..capture.restore import borrowed
 from ..capture.sites import Names, find_name
@@ -34,7 +34,8 @@ from ..stats import coarser, jackknife
 from .explain import notes_of, with_axes
 from .floor import BITS, Floor, Level
 from .pairing import Map, Pair, check_map, no_pairs, pair_sites, read_map
-from .replay import WHOLE, Gap, Replay, Subject
+from .record import Record, is_record
+from .replay import WHOLE, Gap, Reference, Replay, Subject
 
 LOOK = 8  # inputs of the first batch that are looked at before the pass, and on which a module is opened
 FLOOR_INPUTS = 100  # the most on which the floor is measured; else a tenth of them
@@ -81,17 +82,22 @@ def diff(
     inherits, and descends to the innermost module: `first` of the result. `rtol` and `atol`: the tolerances of
     `mismatched`, by default those of `torch.testing.assert_close`.
     """
-    if data is None:
-        return _without_data(model_a, model_b, names)
     name_a, name_b = names or (None, None)
+    recorded = Record.load(model_a, name_a) if is_record(model_a) else None
+    if is_record(model_b):
+        raise TypeError(f"a record is the reference, so it comes first: diff({str(model_b)!r}, model)")
+    if recorded is not None:
+        data = recorded.data(data)
+    elif data is None:
+        return _without_data(model_a, model_b, names)
     prepares = for_each("prepare", 2, prepare_a, prepare_b)
     options: dict[str, Any] = {"inputs": inputs, "device": device}
-    a = Subject.of(model_a, name=name_a, prepare=prepares[0], **options)
+    a: Reference = recorded or Subject.of(model_a, name=name_a, prepare=prepares[0], **options)
     b = Subject.of(model_b, name=name_b, prepare=prepares[1], **options)
     a.sites, b.sites = for_each("sites", 2, sites_a, sites_b, sites)
     number_duplicates([a, b])
     with ExitStack() as stack:
-        stack.enter_context(borrowed([a.model, b.model]))
+        stack.enter_context(borrowed([each.model for each in (a, b) if isinstance(each, Subject)]))
         stack.enter_context(a.borrowed())
         stack.enter_context(b.borrowed())
         run = _Run(a, b, Stream.of(data, [a, b], max_rows), map, floor, parse_size(memory) or MEMORY)
@@ -127,7 +133,7 @@ class _Guilt:
 class _Run:
     """One diff: what it knows before the pass, the pass, and what follows from it."""
 
-    def __init__(self, a: Subject, b: Subject, stream: Stream, map: Map, floor: Any, memory: int) -> None:
+    def __init__(self, a: Reference, b: Subject, stream: Stream, map: Map, floor: Any, memory: int) -> None:
         self.a, self.b, self.stream, self.memory = a, b, stream, memory
         self.caveats: list[str] = []
         self.notes: dict[str, list[str]] = {}  # by A's label
@@ -143,7 +149,7 @@ class _Run:
         for subject in (a, b):
             subject.settle(self.look)
         self.pairs, self.seen_a, self.seen_b = self._pair(map)
-        self.floor = Floor.of(floor, a, b, memory)
+        self.floor = a.floor(floor, b) if isinstance(a, Record) else Floor.of(floor, cast(Subject, a), b, memory)
 
     def _check_modes(self) -> None:
         for subject in (self.a, self.b):
@@ -156,9 +162,10 @@ class _Run:
 
     def _pair(self, map: Map) -> tuple[list[Pair], list[Seen], list[Seen]]:
         """The sites of both models, from a look at a few inputs, and which belong together."""
-        seen_a, first_a = self._sites(self.a, self.a.sites)
+        seen_a, first_a = self._sites(self.a)
         wanted = read_map(map, [site.label for site in seen_a])
-        seen_b, first_b = self._sites(self.b, self._sites_of_b(seen_a, wanted))
+        self.b.sites = self._sites_of_b(seen_a, wanted)
+        seen_b, first_b = self._sites(self.b)
         check_map(wanted, [site.label for site in seen_a], [site.label for site in seen_b])
         pairs = pair_sites(seen_a, seen_b, wanted=wanted)
         if not pairs and seen_a and seen_b:
@@ -177,22 +184,11 @@ class _Run:
             return there
         return [*wanted.values(), *select(names, None)] if wanted else None
 
-    def _sites(self, subject: Subject, sites: Any) -> tuple[list[Seen], dict[str, Tensor]]:
+    def _sites(self, subject: Reference) -> tuple[list[Seen], dict[str, Tensor]]:
         """A model's sites in execution order, and their activations for the look."""
-        root = unwrap(subject.model)
-        if isinstance(root, torch.jit.ScriptModule):
-            return [], {}
-        if sites is not None and not isinstance(sites, str) and isinstance(sites, Sequence):
-            sites = [site for site in sites if not isinstance(site, str) or _exists(root, site)] or sites
-        with subject.undone(), watch(subject.model, sites, sink=lambda _, x: x.clone(), axes=False) as seen:
-            args, kwargs = subject.arguments(self.look)
-            with subject._named_in_errors(self.look):
-                seen.run(*args, **kwargs)
-        for site, why in seen.left_out.items():
-            if "never called" not in why:
-                self.caveats.append(f"{subject.name}: {site} {why}, and is left out")
-        found = [Seen(site, tuple(x.shape), x.dtype) for site, x in seen.items() if site != OUTPUT]
-        return found, dict(seen.items())
+        found = subject.look_at(self.look)
+        self.caveats += [f"{subject.name}: {site} {why}, and is left out" for site, why in subject.silent.items()]
+        return found
 
     # The pass
 
@@ -321,14 +317,6 @@ class _Run:
         return f"Different{f' from {beyond} on' if beyond else ''}: {words}." if found else f"Different {words}."
 
 
-def _exists(root: nn.Module, label: str) -> bool:
-    return (
-        any(sign in label for sign in "*?[")
-        or label in ("leaves", "blocks", ".")
-        or bool(find_name(Names.of(root), label))
-    )
-
-
 def _input(chunk: Chunk, number: int) -> Chunk:
     k = min(max(0, number - chunk.start), chunk.count - 1)
     return Chunk(cut(chunk.batch, k, k + 1), chunk.start + k, 1)
@@ -414,7 +402,7 @@ def _place(at: Sequence[int], shape: Sequence[int]) -> Place:
 class _Search:
     """Follows an error into the module that makes it, one level at a time."""
 
-    def __init__(self, a: Subject, b: Subject, floor: Floor, chunks: Sequence[Chunk]) -> None:
+    def __init__(self, a: Reference, b: Subject, floor: Floor, chunks: Sequence[Chunk]) -> None:
         self.a, self.b, self.floor, self.chunks = a, b, floor, chunks
 
     def guilty(self, run: Replay, levels: Mapping[str, Level], rows: Mapping[str, SiteDiff]) -> Iterator[_Guilt]:
@@ -469,7 +457,12 @@ class _Search:
         return current.b, opened, words
 
     def _open(self, pair: Pair) -> tuple[list[SiteDiff], _Guilt | None] | None:
-        """What the modules inside a pair do to A's activations: their rows, and the guilty one; None for a leaf."""
+        """What the modules inside a pair do to A's activations: their rows, and the guilty one; None for a leaf.
+
+        None for a record as well, which has nothing of what is inside.
+        """
+        if not isinstance(self.a, Subject):
+            return None
         seen = []
         for subject, label in ((self.a, pair.a), (self.b, pair.b)):
             with subject.undone():
