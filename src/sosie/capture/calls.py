@@ -309,17 +309,20 @@ def says_the_same(own: Tensor, other: Tensor | None) -> bool:
 RULED_OUT = -1e3  # a bias of attention from which on a token has no weight
 
 
-def answering_as(own: Any, other: Any) -> tuple[Any, list[tuple[Tensor, Tensor]], bool]:
+def answering_as(
+    own: Any, other: Any, arranged: Callable[[Tensor], Tensor] = lambda tensor: tensor
+) -> tuple[Any, list[tuple[Tensor, Tensor]], bool]:
     """B's output with A's numbers in place of its own, the pairs (A's, B's) of floating-point tensors in it, and
     whether their main tensors have one shape.
 
-    The main tensors belong together; others do where they are at the same place and of the same shape.
+    The main tensors belong together, A's `arranged` as B's; others do where they are at the same place and of the same
+    shape.
     """
     main, theirs = path_to_tensor(own), path_to_tensor(other)
     if main is None or theirs is None:
         return own, [], False
     places = dict(tensors_at(other))
-    places[main] = at_path(other, theirs)
+    places[main] = arranged(at_path(other, theirs))
     pairs, fits, result = [], True, own
     for path, tensor in tensors_at(own):
         stand_in = places.get(path)

@@ -161,9 +161,10 @@ class _Run:
         seen_b, first_b = self._sites(self.b, self._sites_of_b(seen_a, wanted))
         check_map(wanted, [site.label for site in seen_a], [site.label for site in seen_b])
         pairs = pair_sites(seen_a, seen_b, wanted=wanted)
-        if not pairs and seen_a and seen_b:
+        by_shape = [pair for pair in pairs if pair.how in ("in order", "by shape")]
+        if len(by_shape) == len(pairs) < min(len(seen_a), len(seen_b)) / 2 + 0.5 and seen_a and seen_b:
             raise no_pairs(seen_a, seen_b)
-        return [with_axes(pair, first_a[pair.a], first_b[pair.b]) for pair in pairs], seen_a, seen_b
+        return with_axes(pairs, first_a, first_b), seen_a, seen_b
 
     def _sites_of_b(self, seen_a: Sequence[Seen], wanted: Mapping[str, str]) -> Any:
         """B's sites: those asked for, else modules with the names of A's sites, else its own default."""
@@ -173,7 +174,7 @@ class _Run:
         names = Names.of(root)
         labels = [wanted.get(site.label, site.label) for site in seen_a]
         there = [label for label in labels if (found := find_name(names, label)) is not None and found[0]]
-        if len(there) * 2 >= len(labels):
+        if there and len(there) * 2 >= len(labels):
             return there
         return [*wanted.values(), *select(names, None)] if wanted else None
 
@@ -459,13 +460,13 @@ class _Search:
                 glue = inner
                 break
             current, glue = inner.pair, None
-        size = f"an error of {made:.2g}" if math.isfinite(made) else "another shape, or NaN"
+        does = f"makes an error of {made:.2g}" if math.isfinite(made) else "answers with another shape, or with NaN"
         if glue is None:
-            return current.b, opened, f"{current.b} makes {size}"
+            return current.b, opened, f"{current.b} {does}"
         if current.b == OUTPUT:
-            words = f"nothing inside makes it; the model's own forward makes {size}, {_where(glue, current)}"
+            words = f"nothing inside makes it; the model's own forward {does}, {_where(glue, current)}"
         else:
-            words = f"{current.b} makes {size} in its own forward, {_where(glue, current)}"
+            words = f"{current.b} {does} in its own forward, {_where(glue, current)}"
         return current.b, opened, words
 
     def _open(self, pair: Pair) -> tuple[list[SiteDiff], _Guilt | None] | None:
