@@ -75,6 +75,8 @@ class Subject(Network):
 
     def settle(self, chunk: Chunk) -> None:
         """Find out whether a forward changes the model's state, from one."""
+        if isinstance(unwrap(self.model), torch.jit.ScriptModule):
+            return  # which does not show its state
         modules = modules_of(self.model)
         with self.undone():
             before = state_of(modules)
