@@ -31,7 +31,7 @@ from ..measures import largest_difference, least_row_cosine, mismatched_share, r
 from ..progress import Progress
 from ..results import QUANTILES, Diff, OutputDiff, Place, SiteDiff
 from ..stats import coarser, jackknife
-from .explain import notes_of, with_axes
+from .explain import notes_of, same_features, with_axes
 from .floor import BITS, Floor, Level
 from .pairing import Map, Pair, check_map, no_pairs, pair_sites, read_map
 from .replay import WHOLE, Gap, Replay, Subject
@@ -130,7 +130,6 @@ class _Run:
     def __init__(self, a: Subject, b: Subject, stream: Stream, map: Map, floor: Any, memory: int) -> None:
         self.a, self.b, self.stream, self.memory = a, b, stream, memory
         self.caveats: list[str] = []
-        self.notes: dict[str, list[str]] = {}  # by A's label
         self.look = Chunk(cut(stream.first, 0, min(LOOK, count_inputs(stream.first))), stream.first_row, 0)
         self.look = replace(self.look, count=count_inputs(self.look.batch))
         self._check_modes()
@@ -164,6 +163,7 @@ class _Run:
         by_shape = [pair for pair in pairs if pair.how in ("in order", "by shape")]
         if len(by_shape) == len(pairs) < min(len(seen_a), len(seen_b)) / 2 + 0.5 and seen_a and seen_b:
             raise no_pairs(seen_a, seen_b)
+        self.shuffled = {pair.a for pair in pairs if same_features(first_a[pair.a], first_b[pair.b])}
         return with_axes(pairs, first_a, first_b), seen_a, seen_b
 
     def _sites_of_b(self, seen_a: Sequence[Seen], wanted: Mapping[str, str]) -> Any:
@@ -283,7 +283,8 @@ class _Run:
         )
 
     def _row(self, run: Replay, pair: Pair, level: Level, search: _Search) -> SiteDiff:
-        return row_of(run, pair, level, self.floor.factor, self._types(pair))
+        row = row_of(run, pair, level, self.floor.factor, self._types(pair))
+        return replace(row, notes=(*row.notes, "features in another order")) if pair.a in self.shuffled else row
 
     def _types(self, pair: Pair) -> tuple[str, str]:
         a = next((site.dtype for site in self.seen_a if site.label == pair.a), self.a.dtype)
@@ -354,15 +355,17 @@ def _with_opened(rows: Sequence[SiteDiff], opened: Sequence[Sequence[SiteDiff]])
 def row_of(run: Replay, pair: Pair, level: Level, factor: float, types: tuple[str, str], inside: str = "") -> SiteDiff:
     """The numbers of one pair of sites."""
     label, entries = pair.a, run.entries.get(pair.a)
-    made = run.made.get(label)
+    made = run.made[label].value() if label in run.made and pair.b not in run.unfit else None
     notes = [f"not run on A's inputs: {run.unfit[pair.b]}"] if pair.b in run.unfit else []
+    if made == math.inf:
+        notes.append("on A's inputs it answers with another shape, or with NaN")
     about: dict[str, Any] = {
         "site_a": pair.a,
         "site_b": pair.b,
         "paired": pair.how,
         "dtype_a": types[0],
         "dtype_b": types[1],
-        "made": None if made is None or pair.b in run.unfit else made.value(),
+        "made": None if made == math.inf else made,
         "floor": level.error,
         "made_floor": level.made,
         "inside": inside,
@@ -372,12 +375,11 @@ def row_of(run: Replay, pair: Pair, level: Level, factor: float, types: tuple[st
         notes.append(f"{list(a)} in A, {list(b)} in B")
         return SiteDiff(shape=a[1:], error=math.nan, beyond=True, notes=tuple(notes), **about)
     size, apart = float(entries.aa.sum()), float(entries.dd.sum())
-    error = 0.0 if apart == 0 else math.inf if size == 0 else float(relative_error(entries))
+    error = 0.0 if apart == 0 else math.nan if size == 0 else float(relative_error(entries))
     low_high = jackknife(entries)
     shape = run.shapes[label]
     lone = int(entries.lone) > 0
-    if lone:
-        error = math.nan
+    error = math.nan if lone else error
     at = entries.lone_at if lone else entries.at
     rest = run.rest[label].value() if label in run.rest else None
     if rest is not None and rest > factor * level.error:
@@ -388,7 +390,7 @@ def row_of(run: Replay, pair: Pair, level: Level, factor: float, types: tuple[st
         error=error,
         low=None if low_high is None or lone else low_high[0],
         high=None if low_high is None or lone else low_high[1],
-        beyond=lone or max(error, rest or 0.0) > factor * level.error,
+        beyond=math.isnan(error) or max(error, rest or 0.0) > factor * level.error,
         sqnr=None if apart == 0 or size == 0 else 10 * math.log10(size / apart),
         largest=float(largest_difference(entries)),
         at=_place(at.tolist(), shape) if lone or apart else None,

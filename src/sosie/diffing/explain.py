@@ -27,7 +27,9 @@ def notes_of(entries: Entries) -> list[str]:
         notes.append(f"{lone:,} entries are NaN or infinite in one model alone")
     if alike := int(entries.alike):
         notes.append(f"{alike:,} entries are NaN or infinite in both models alike, and left out")
-    if aa > 0 and dd > 0:
+    if aa == 0 and dd > 0:
+        notes.append("zero in A")
+    elif dd > 0:
         slope = ab / aa
         if bb - ab * slope <= EXPLAINED * dd:
             notes.append("zero in B" if bb == 0 else f"scaled by {slope:.4g}")
@@ -85,8 +87,8 @@ def with_axes(pairs: Sequence[Pair], a: Mapping[str, Tensor], b: Mapping[str, Te
 
 def same_features(a: Tensor, b: Tensor) -> bool:
     """Whether B has A's features in another order, along the last axis or that of channels."""
-    a, b = numbers(a), numbers(b)
-    if a.shape != b.shape:
+    a, b = numbers(a), numbers(b).to(a.device)
+    if a.shape != b.shape or _error(a, b) < SAME_NUMBERS:
         return False
     for axis in {1, a.ndim - 1} - {0}:
         x, y = (each.movedim(axis, 0).flatten(1).double() for each in (a, b))

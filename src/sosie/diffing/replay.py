@@ -17,7 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from ..capture import Chunk, Masks, cut, kept_attributes, types_of, unwrap
-from ..capture.calls import Argument, Arguments, Call, CallRecorder, answering_as, fed, matched, run_around, tensors_at
+from ..capture.calls import (
+    Argument,
+    Arguments,
+    Call,
+    CallRecorder,
+    answering_as,
+    fed,
+    like_own,
+    matched,
+    run_around,
+    tensors_at,
+)
 from ..capture.restore import modules_of, state_of
 from ..capture.sites import ancestors, at_path, path_to_tensor, replaced, split_call
 from ..engine.network import OUTPUT, Network
@@ -198,7 +209,7 @@ class Replay:
             if label == OUTPUT:
                 for each in found:
                     if each.other is not None and not each.is_mask:
-                        self.inputs.add(each.path, each.other, each.own)
+                        self.inputs.add(each.path, like_own(each.other, each.own), each.own)
                 return None
             return fed(given, found)
 
@@ -290,7 +301,7 @@ class Replay:
                     f"{each.name} is {tuple(each.own.shape)} of {each.own.dtype} in B, {theirs} in A"
                 ).replace("torch.", "")
             elif outermost:
-                gap.add(each.path, each.other, each.own)
+                gap.add(each.path, like_own(each.other, each.own), each.own)
 
 
 def mask_numbers(mask: Tensor | None) -> Tensor:
