@@ -5,7 +5,7 @@ Feeding a module of one model with what its counterpart in another was given is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .batches import named_arguments
 from .restore import every_module_called
-from .sites import Names, SilentSite, _parts, at_path, find_name, label_of, path_to_tensor, replaced, unwrap
+from .sites import OUTPUT, Names, SilentSite, _parts, at_path, find_name, label_of, path_to_tensor, replaced, unwrap
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Path = tuple[Any, ...]
@@ -25,7 +25,7 @@ Leave = Callable[[str, nn.Module, Any], Any]  # what it returns; None leaves it 
 
 def run_around(
     model: nn.Module,
-    labels: Iterable[str],
+    labels: Collection[str],
     arguments: Arguments,
     *,
     enter: Enter | None = None,
@@ -37,13 +37,14 @@ def run_around(
     "mix@2" is the second call of `mix`, "output" the model itself.
     """
     root = unwrap(model)
+    if isinstance(root, torch.jit.ScriptModule):
+        return _around_script(root, OUTPUT if OUTPUT in labels else None, arguments, enter, leave)
+    names = Names.of(root)
     wanted: dict[nn.Module, dict[int, str]] = {}
-    if not isinstance(root, torch.jit.ScriptModule):  # the layers of a script take no such hooks
-        names = Names.of(root)
-        for label in labels:
-            name, call = find_name(names, label) or (None, None)
-            if name is not None and not isinstance(names.by_name[name], torch.jit.ScriptModule):
-                wanted.setdefault(names.by_name[name], {})[call or 1] = label
+    for label in labels:
+        name, call = find_name(names, label) or (None, None)
+        if name is not None and not isinstance(names.by_name[name], torch.jit.ScriptModule):
+            wanted.setdefault(names.by_name[name], {})[call or 1] = label
     counts = dict.fromkeys(wanted, 0)
     running: list[str | None] = []  # the labels of the calls that have begun; None: one that was not asked for
 
@@ -62,6 +63,18 @@ def run_around(
             stack.callback(module.register_forward_hook(after).remove)
         args, kwargs = arguments
         return root(*args, **kwargs)
+
+
+def _around_script(
+    root: nn.Module, label: str | None, arguments: Arguments, enter: Enter | None, leave: Leave | None
+) -> Any:
+    """The same for TorchScript, whose layers take no hooks: only the call of the whole is seen."""
+    if enter is not None and label is not None:
+        arguments = enter(label, root, arguments) or arguments
+    args, kwargs = arguments
+    output = root(*args, **kwargs)
+    changed = leave(label, root, output) if leave is not None and label is not None else None
+    return output if changed is None else changed
 
 
 @dataclass(frozen=True)
@@ -326,17 +339,20 @@ def says_the_same(own: Tensor, other: Tensor | None) -> bool:
 RULED_OUT = -1e3  # a bias of attention from which on a token has no weight
 
 
-def answering_as(own: Any, other: Any) -> tuple[Any, list[tuple[Tensor, Tensor]], bool]:
+def answering_as(
+    own: Any, other: Any, arranged: Callable[[Tensor], Tensor] = lambda tensor: tensor
+) -> tuple[Any, list[tuple[Tensor, Tensor]], bool]:
     """B's output with A's numbers in place of its own, the pairs (A's, B's) of floating-point tensors in it, and
     whether their main tensors have one shape.
 
-    The main tensors belong together; others do where they are at the same place and of the same shape.
+    The main tensors belong together, A's `arranged` as B's; others do where they are at the same place and of the same
+    shape.
     """
     main, theirs = path_to_tensor(own), path_to_tensor(other)
     if main is None or theirs is None:
         return own, [], False
     places = dict(tensors_at(other))
-    places[main] = at_path(other, theirs)
+    places[main] = arranged(at_path(other, theirs))
     pairs, fits, result = [], True, own
     for path, tensor in tensors_at(own):
         stand_in = places.get(path)

@@ -31,8 +31,8 @@ def diff(
         list[str] | None,
         opt.option(
             opt.COMPARED,
-            "A=B",
-            "A site of A and its counterpart, where names differ (repeat it), or a file with a line a=b for each.",
+            "PAIR",
+            "a=b: a site of A and its counterpart, where names differ (repeat it); or a file of such lines.",
             "--map",
         ),
     ] = None,
@@ -62,7 +62,7 @@ def diff(
     as_json: opt.AsJson = False,
     full: Annotated[bool, opt.flag(opt.OUTPUT, "--full", "Print every site and tensor.")] = False,
 ) -> None:
-    """Is it still the same model, and if not, which layer makes the error?
+    """Is it still the same model, and if not, which layer is it?
 
     $ sosie diff small_cnn@demo-a.safetensors small_cnn@demo-a.safetensors --data demo --max-rows 200
     $ sosie diff demo-a.safetensors demo-a.safetensors

@@ -29,7 +29,7 @@ def record(
     device: opt.Device = None,
     memory: opt.Memory = None,
 ) -> None:
-    """What does a model give now, so that it can be held against this later?
+    """What does a model give now, to be held against it later?
 
     $ sosie record small_cnn@demo-a.safetensors --data demo --out golden.safetensors
     $ sosie record "small_cnn(seed=0)" --data demo --sites leaves --max-rows 4 --out golden.safetensors

@@ -31,7 +31,7 @@ from ..measures import largest_difference, least_row_cosine, mismatched_share, r
 from ..progress import Progress
 from ..results import QUANTILES, Diff, OutputDiff, Place, SiteDiff
 from ..stats import coarser, jackknife
-from .explain import notes_of, with_axes
+from .explain import notes_of, same_features, with_axes
 from .floor import BITS, Floor, Level
 from .pairing import Map, Pair, check_map, no_pairs, pair_sites, read_map
 from .record import Record, is_record
@@ -136,7 +136,6 @@ class _Run:
     def __init__(self, a: Reference, b: Subject, stream: Stream, map: Map, floor: Any, memory: int) -> None:
         self.a, self.b, self.stream, self.memory = a, b, stream, memory
         self.caveats: list[str] = []
-        self.notes: dict[str, list[str]] = {}  # by A's label
         self.look = Chunk(cut(stream.first, 0, min(LOOK, count_inputs(stream.first))), stream.first_row, 0)
         self.look = replace(self.look, count=count_inputs(self.look.batch))
         self._check_modes()
@@ -168,9 +167,11 @@ class _Run:
         seen_b, first_b = self._sites(self.b)
         check_map(wanted, [site.label for site in seen_a], [site.label for site in seen_b])
         pairs = pair_sites(seen_a, seen_b, wanted=wanted)
-        if not pairs and seen_a and seen_b:
+        by_shape = [pair for pair in pairs if pair.how in ("in order", "by shape")]
+        if len(by_shape) == len(pairs) < min(len(seen_a), len(seen_b)) / 2 + 0.5 and seen_a and seen_b:
             raise no_pairs(seen_a, seen_b)
-        return [with_axes(pair, first_a[pair.a], first_b[pair.b]) for pair in pairs], seen_a, seen_b
+        self.shuffled = {pair.a for pair in pairs if same_features(first_a[pair.a], first_b[pair.b])}
+        return with_axes(pairs, first_a, first_b), seen_a, seen_b
 
     def _sites_of_b(self, seen_a: Sequence[Seen], wanted: Mapping[str, str]) -> Any:
         """B's sites: those asked for, else modules with the names of A's sites, else its own default."""
@@ -180,7 +181,7 @@ class _Run:
         names = Names.of(root)
         labels = [wanted.get(site.label, site.label) for site in seen_a]
         there = [label for label in labels if (found := find_name(names, label)) is not None and found[0]]
-        if len(there) * 2 >= len(labels):
+        if there and len(there) * 2 >= len(labels):
             return there
         return [*wanted.values(), *select(names, None)] if wanted else None
 
@@ -278,7 +279,8 @@ class _Run:
         )
 
     def _row(self, run: Replay, pair: Pair, level: Level, search: _Search) -> SiteDiff:
-        return row_of(run, pair, level, self.floor.factor, self._types(pair))
+        row = row_of(run, pair, level, self.floor.factor, self._types(pair))
+        return replace(row, notes=(*row.notes, "features in another order")) if pair.a in self.shuffled else row
 
     def _types(self, pair: Pair) -> tuple[str, str]:
         a = next((site.dtype for site in self.seen_a if site.label == pair.a), self.a.dtype)
@@ -341,15 +343,17 @@ def _with_opened(rows: Sequence[SiteDiff], opened: Sequence[Sequence[SiteDiff]])
 def row_of(run: Replay, pair: Pair, level: Level, factor: float, types: tuple[str, str], inside: str = "") -> SiteDiff:
     """The numbers of one pair of sites."""
     label, entries = pair.a, run.entries.get(pair.a)
-    made = run.made.get(label)
+    made = run.made[label].value() if label in run.made and pair.b not in run.unfit else None
     notes = [f"not run on A's inputs: {run.unfit[pair.b]}"] if pair.b in run.unfit else []
+    if made == math.inf:
+        notes.append("on A's inputs it answers with another shape, or with NaN")
     about: dict[str, Any] = {
         "site_a": pair.a,
         "site_b": pair.b,
         "paired": pair.how,
         "dtype_a": types[0],
         "dtype_b": types[1],
-        "made": None if made is None or pair.b in run.unfit else made.value(),
+        "made": None if made == math.inf else made,
         "floor": level.error,
         "made_floor": level.made,
         "inside": inside,
@@ -359,12 +363,11 @@ def row_of(run: Replay, pair: Pair, level: Level, factor: float, types: tuple[st
         notes.append(f"{list(a)} in A, {list(b)} in B")
         return SiteDiff(shape=a[1:], error=math.nan, beyond=True, notes=tuple(notes), **about)
     size, apart = float(entries.aa.sum()), float(entries.dd.sum())
-    error = 0.0 if apart == 0 else math.inf if size == 0 else float(relative_error(entries))
+    error = 0.0 if apart == 0 else math.nan if size == 0 else float(relative_error(entries))
     low_high = jackknife(entries)
     shape = run.shapes[label]
     lone = int(entries.lone) > 0
-    if lone:
-        error = math.nan
+    error = math.nan if lone else error
     at = entries.lone_at if lone else entries.at
     rest = run.rest[label].value() if label in run.rest else None
     if rest is not None and rest > factor * level.error:
@@ -375,7 +378,7 @@ def row_of(run: Replay, pair: Pair, level: Level, factor: float, types: tuple[st
         error=error,
         low=None if low_high is None or lone else low_high[0],
         high=None if low_high is None or lone else low_high[1],
-        beyond=lone or max(error, rest or 0.0) > factor * level.error,
+        beyond=math.isnan(error) or max(error, rest or 0.0) > factor * level.error,
         sqnr=None if apart == 0 or size == 0 else 10 * math.log10(size / apart),
         largest=float(largest_difference(entries)),
         at=_place(at.tolist(), shape) if lone or apart else None,
@@ -447,13 +450,13 @@ class _Search:
                 glue = inner
                 break
             current, glue = inner.pair, None
-        size = f"an error of {made:.2g}" if math.isfinite(made) else "another shape, or NaN"
+        does = f"makes an error of {made:.2g}" if math.isfinite(made) else "answers with another shape, or with NaN"
         if glue is None:
-            return current.b, opened, f"{current.b} makes {size}"
+            return current.b, opened, f"{current.b} {does}"
         if current.b == OUTPUT:
-            words = f"nothing inside makes it; the model's own forward makes {size}, {_where(glue, current)}"
+            words = f"nothing inside makes it; the model's own forward {does}, {_where(glue, current)}"
         else:
-            words = f"{current.b} makes {size} in its own forward, {_where(glue, current)}"
+            words = f"{current.b} {does} in its own forward, {_where(glue, current)}"
         return current.b, opened, words
 
     def _open(self, pair: Pair) -> tuple[list[SiteDiff], _Guilt | None] | None:

@@ -31,6 +31,12 @@ class Pair:
         """B's activation with its axes in A's order."""
         return activation if self.axes is None else activation.permute(self.axes)
 
+    def as_in_b(self, activation: Tensor) -> Tensor:
+        """A's activation with its axes in B's order."""
+        if self.axes is None:
+            return activation
+        return activation.permute([self.axes.index(k) for k in range(activation.ndim)])
+
 
 Map = Mapping[str, str] | Callable[[str], str | None] | str | os.PathLike[str] | None
 

@@ -25,6 +25,7 @@ from ..capture.calls import (
     Seen,
     answering_as,
     fed,
+    like_own,
     matched,
     run_around,
     some_inputs,
@@ -35,6 +36,7 @@ from ..capture.sites import Names, ancestors, at_path, find_name, path_to_tensor
 from ..engine.network import OUTPUT, Network
 from ..process_state import kept_random_state, products
 from ..stats import Entries
+from .explain import axes_of, numbers
 from .pairing import Pair
 
 WHOLE = Pair(OUTPUT, OUTPUT, "the output")
@@ -87,6 +89,8 @@ class Subject(Network):
 
     def settle(self, chunk: Chunk) -> None:
         """Find out whether a forward changes the model's state, from one."""
+        if isinstance(unwrap(self.model), torch.jit.ScriptModule):
+            return  # which does not show its state
         modules = modules_of(self.model)
         with self.undone():
             before = state_of(modules)
@@ -194,20 +198,6 @@ def _squares(a: Tensor, b: Tensor | None) -> Tensor:
     return torch.linalg.vector_norm(a if b is None else a - b, dtype=torch.float64).square().cpu()
 
 
-def numbers(tensor: Tensor) -> Tensor:
-    """Real numbers in float32 or float64, dense."""
-    if tensor.is_quantized:
-        tensor = tensor.dequantize()
-    tensor = tensor.detach()
-    tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
-    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(_wide(tensor.dtype))
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype.is_floating_point else torch.float64
-
-
 class Replay:
     """The pass of two models over the same chunks; `under` is the pair of modules inside which the pairs lie."""
 
@@ -237,6 +227,7 @@ class Replay:
         self.unfit: dict[str, str] = {}  # why a module of B could not be run on A's inputs
         self.arrives: dict[str, Gap] = {}
         self.leaves, self.inputs = Gap(), Gap()
+        self._axes: dict[tuple[str, Any], tuple[int, ...] | None] = {}  # of A's arguments, by B's label and place
         self.answers: tuple[Any, Any] = (None, None)  # what both models returned for the last chunk
         self.last_error, self.last_worst = 0.0, 0  # of the last chunk: the largest error, and the input where it is
 
@@ -269,7 +260,7 @@ class Replay:
             if label == OUTPUT:
                 for each in found:
                     if each.other is not None and not each.is_mask:
-                        self.inputs.add(each.path, each.other, each.own)
+                        self.inputs.add(each.path, like_own(each.other, each.own), each.own)
                 return None
             return fed(given, found)
 
@@ -315,14 +306,14 @@ class Replay:
 
         def enter(label: str, module: nn.Module, given: Arguments) -> Arguments:
             pair, call = counterparts[label]
-            found = matched(call, module, given)
+            found = [self._arranged(pair, each) for each in matched(call, module, given)]
             if pair != self.under:
                 self._arrive(pair, found, outermost)
             return fed(given, found)
 
         def leave(label: str, module: nn.Module, output: Any) -> Any:
             pair, call = counterparts[label]
-            result, tensors, fits = answering_as(output, call.output)
+            result, tensors, fits = answering_as(output, call.output, pair.as_in_b)
             gap = Gap()
             if pair == self.under:
                 if not outermost:
@@ -333,10 +324,20 @@ class Replay:
             if not fits:
                 gap.fail()
             for k, (a, b) in enumerate(tensors):
-                gap.add(k, without_padding(a, masks, pair.a), without_padding(b, masks, pair.a))
+                gap.add(k, *(without_padding(each, masks, pair.a) for each in (a, b)))
             return None if pair == self.under else result
 
         self.b.run_around(list(counterparts), chunk, enter, leave)
+
+    def _arranged(self, pair: Pair, each: Argument) -> Argument:
+        """The argument with A's axes in the order in which B's module wants them, found once."""
+        if each.other is None or each.is_mask or not each.own.is_floating_point():
+            return each
+        key = (pair.b, each.path)
+        if key not in self._axes:
+            self._axes[key] = axes_of(each.own, each.other)
+        axes = self._axes[key]
+        return each if axes is None else replace(each, other=each.other.permute(axes))
 
     def _arrive(self, pair: Pair, found: Sequence[Argument], outermost: bool) -> None:
         """Note whether A's inputs fit B's module, and by how much what B itself made of A's activations differs."""
@@ -351,7 +352,7 @@ class Replay:
                     f"{each.name} is {tuple(each.own.shape)} of {each.own.dtype} in B, {theirs} in A"
                 ).replace("torch.", "")
             elif outermost:
-                gap.add(each.path, each.other, each.own)
+                gap.add(each.path, like_own(each.other, each.own), each.own)
 
 
 def mask_numbers(mask: Tensor | None) -> Tensor:

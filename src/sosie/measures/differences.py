@@ -15,7 +15,15 @@ from .define import define
 
 # Facts that these measures share, unless a measure declares otherwise.
 entry_by_entry = functools.partial(
-    define, reads=Entries, bounds=(0, None), closer="down", invariant=(), same_width=True, cost="n p", paper=""
+    define,
+    reads=Entries,
+    bounds=(0, None),
+    closer="down",
+    invariant=(),
+    same_width=True,
+    cost="n p",
+    paper="higham2002",
+    differentiable=False,
 )
 
 
@@ -31,7 +39,7 @@ def signal_to_noise(e: Entries) -> Tensor:
     return 10 * (e.aa.sum() / e.dd.sum()).log10()
 
 
-@entry_by_entry(differentiable=False, chance="grows with the size of the rows")
+@entry_by_entry(chance="grows with the size of the rows")
 def largest_difference(e: Entries) -> Tensor:
     """The largest |a − b|, in the unit of the rows."""
     return e.largest
@@ -49,13 +57,13 @@ def least_row_cosine(e: Entries) -> Tensor:
     return e.least_cosine
 
 
-@entry_by_entry(bounds=(0, 1), symmetric=False, differentiable=False, chance="nearly 1")
+@entry_by_entry(bounds=(0, 1), symmetric=False, chance="nearly 1")
 def mismatched_share(e: Entries) -> Tensor:
     """Share of the entries with |a − b| > atol + rtol |b|, as torch.testing.assert_close counts them for their type."""
     return e.mismatched / e.entries
 
 
-@entry_by_entry(differentiable=False, chance="grows with the size of the rows")
+@entry_by_entry(chance="grows with the size of the rows")
 def difference_quantile(e: Entries, share: float = 0.99) -> Tensor:
     """The |a − b| that this share of the entries does not exceed, to 9 %: from a histogram that merges."""
     if not 0 < share <= 1:
