@@ -2,3 +2,4 @@
 
 from .comparing import diff
 from .record import Record, assert_same, is_record, record
+from .weights import diff_weights
