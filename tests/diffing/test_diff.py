@@ -431,9 +431,7 @@ def test_bad_input() -> None:
 def test_an_ambiguous_pairing_lists_the_candidates() -> None:
     fewer = Renamed(A)
     fewer.layers = fewer.layers[:2]
-    with pytest.raises(
-        ValueError, match=r"not clear which sites belong together: block1 .* of A and layers\.0"
-    ):
+    with pytest.raises(ValueError, match=r"not clear which sites belong together: block1 .* of A and layers\.0"):
         sosie.diff(A, fewer, X)
     del (shorter := copy.deepcopy(A)).block3
     shorter.block3 = nn.Identity()

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..capture import labels_of
+from ..capture.sites import ANSWERS, at_path, path_to_tensor
 from ..engine.uncertainty import CONFIDENCE, FEWEST_GROUPS, by_jackknife
 from ..results.diff import OutputDiff, Place
 from ..stats.grams import GROUPS, by_group, over_groups
 from ..stats.sampling import dealt_groups
 
 SLICE = 2**21  # logits of each model that are held in float64 at a time
+CAUSAL = ("CausalLM", "LMHeadModel", "DoubleHeadsModel")  # in the names of classes whose logits are of the next token
 IGNORED = -100  # the label of a prediction that has no right answer, as in torch and transformers
 PER_OCTAVE = 32  # bins of the histogram of KL divergences: a quantile is within 1.1 % of the exact one
 LEAST, MOST = -60, 20  # log₂ of the divergences that bins tell apart; below 2⁻⁶⁰ they count as 0
@@ -28,13 +31,51 @@ def are_logits(output: Tensor) -> bool:
 
 
 def next_tokens(input_ids: Tensor, keep: Tensor | None = None) -> Tensor:
-    """(inputs, tokens): the right answers of a causal model, the next token of each; `IGNORED` at the end and padding."""
+    """(inputs, tokens): the right answers of a causal model, the next token of each, else `IGNORED`."""
     labels = torch.full_like(input_ids, IGNORED, dtype=torch.int64)
     labels[:, :-1] = input_ids[:, 1:]
     if keep is not None:
         kept = (keep != 0).to(labels.device)
         labels[:, :-1][~(kept[:, 1:] & kept[:, :-1])] = IGNORED
     return labels
+
+
+def logits_in(output: Any, ids: Tensor | None) -> Tensor | None:
+    """The logits among what a model returns; None if it answers with something else.
+
+    A tensor (inputs, tokens, n) that is not called logits may be hidden states: it counts as logits if every token of
+    the input has a number in it.
+    """
+    path = path_to_tensor(output, ANSWERS)
+    if path is None or "last_hidden_state" in path or not are_logits(tensor := at_path(output, path)):
+        return None
+    if tensor.ndim == 2 or "logits" in path:
+        return tensor
+    if ids is None or ids.shape != tensor.shape[:2]:
+        return None
+    return tensor if int(ids.max()) < tensor.shape[-1] else None
+
+
+def right_answers(
+    model: nn.Module, batch: Any, ids: Tensor | None, logits: Tensor, keep: Tensor | None
+) -> Tensor | None:
+    """The labels of a batch, or for a causal language model the next token of each; None if they are not known."""
+    if logits.ndim == 2:
+        labels = labels_of(batch)
+    elif ids is not None and any(name in type(model).__name__ for name in CAUSAL):
+        labels = next_tokens(ids, keep)
+    else:
+        labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    if labels is None or labels.shape != logits.shape[:-1]:
+        return None
+    known = labels[labels != IGNORED]
+    return labels if not known.numel() or 0 <= int(known.min()) <= int(known.max()) < logits.shape[-1] else None
+
+
+def ids_in(named: Mapping[Any, Any]) -> Tensor | None:
+    """The tokens among the arguments of a model: the first whole numbers (inputs, tokens)."""
+    tensors = (leaf for leaf in named.values() if isinstance(leaf, Tensor) and leaf.ndim == 2)
+    return next((leaf for leaf in tensors if leaf.dtype in (torch.int64, torch.int32)), None)
 
 
 @dataclass
@@ -61,10 +102,10 @@ class AnswerSums:
     ) -> None:
         """Add the predictions of a chunk of inputs.
 
-        `keep`: (inputs, tokens), 0 at padding, as the mask of the model's arguments; None keeps all. `labels`: the right
-        answers, (inputs,) classes or (inputs, tokens) tokens, each of the prediction at its place (`next_tokens` shifts
-        the input of a causal model), `IGNORED` where there is none. `first_input`: the number of the chunk's first
-        input in the data.
+        `keep`: (inputs, tokens), 0 at padding, as the mask of the model's arguments; None keeps all. `labels`: the
+        right answers, (inputs,) classes or (inputs, tokens) tokens, each of the prediction at its place (`next_tokens`
+        shifts the input of a causal model), `IGNORED` where there is none. `first_input`: the number of the chunk's
+        first input in the data.
         """
         a, b = _by_token(logits_a), _by_token(logits_b)
         if a.shape != b.shape:
@@ -114,8 +155,8 @@ class AnswerSums:
         numbers = {"kl": _divergence(log_a, log_b), "equal": (x.argmax(1) == y.argmax(1)).double()}
         if right is not None:
             marked = (right != IGNORED).to(x.device)
-            at = right.clamp_min(0).to(x.device)[:, None]
-            ours, theirs = (log.gather(1, at)[:, 0] for log in (log_a, log_b))
+            column = right.clamp_min(0).to(x.device)[:, None]
+            ours, theirs = (log.gather(1, column)[:, 0] for log in (log_a, log_b))
             none = torch.zeros_like(ours)
             numbers["marked"] = marked.double()
             numbers["change"] = torch.where(marked, theirs.exp() - ours.exp(), none)
@@ -228,7 +269,8 @@ class AnswerSums:
 def _by_token(logits: Tensor) -> Tensor:
     if not are_logits(logits):
         raise ValueError(
-            f"need logits (inputs, classes) or (inputs, tokens, vocabulary), got {tuple(logits.shape)} of {logits.dtype}"
+            f"need logits (inputs, classes) or (inputs, tokens, vocabulary), got {tuple(logits.shape)} of "
+            f"{logits.dtype}"
         )
     return logits[:, None, :] if logits.ndim == 2 else logits
 

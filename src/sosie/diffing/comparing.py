@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..capture import Chunk, count_inputs, cut, select, unwrap
+from ..capture import Chunk, count_inputs, cut, named_arguments, select, unwrap
 from ..capture.calls import Seen, calls_inside
 from ..capture.restore import borrowed
 from ..capture.sites import Names, find_name
@@ -29,8 +29,9 @@ from ..engine.provenance import provenance
 from ..engine.stream import CACHE, Stream
 from ..measures import largest_difference, least_row_cosine, mismatched_share, relative_error, row_cosine
 from ..progress import Progress
-from ..results import QUANTILES, Diff, OutputDiff, Place, SiteDiff
+from ..results import QUANTILES, Diff, Place, SiteDiff
 from ..stats import coarser, jackknife
+from .answers import AnswerSums, ids_in, logits_in, right_answers
 from .explain import notes_of, same_features, with_axes
 from .floor import BITS, Floor, Level
 from .pairing import Map, Pair, check_map, no_pairs, pair_sites, read_map
@@ -136,6 +137,7 @@ class _Run:
     def __init__(self, a: Reference, b: Subject, stream: Stream, map: Map, floor: Any, memory: int) -> None:
         self.a, self.b, self.stream, self.memory = a, b, stream, memory
         self.caveats: list[str] = []
+        self.answers = AnswerSums()
         self.look = Chunk(cut(stream.first, 0, min(LOOK, count_inputs(stream.first))), stream.first_row, 0)
         self.look = replace(self.look, count=count_inputs(self.look.batch))
         self._check_modes()
@@ -212,6 +214,7 @@ class _Run:
         with Progress(title, self.stream.expected, "inputs") as bar:
             for chunk in self._chunks():
                 run.read(chunk)
+                self._add_answers(run, chunk)
                 inputs += chunk.count
                 bar.advance(chunk.count)
                 if (error := run.last_error) > most:
@@ -227,6 +230,17 @@ class _Run:
         tenth = (self.stream.expected or first) // 10
         count = min(first, self.stream.max_rows or first, FLOOR_INPUTS, max(LOOK, tenth))
         return Chunk(cut(self.stream.first, 0, count), self.stream.first_row, count)
+
+    def _add_answers(self, run: Replay, chunk: Chunk) -> None:
+        """What both models answered, if these are logits of the same classes or tokens."""
+        model = unwrap(self.b.model)
+        ids = ids_in(named_arguments(model, *self.b.arguments(chunk)))
+        a, b = (logits_in(answer, ids) for answer in run.answers)
+        if a is None or b is None or a.shape != b.shape or len(b) != chunk.count:
+            return
+        keep = run.masks.tokens if b.ndim == 3 and run.masks.tokens is not None else None
+        keep = keep if keep is not None and keep.shape == b.shape[:2] else None
+        self.answers.add(a, b.to(a.device), keep, right_answers(model, chunk.batch, ids, b, keep), chunk.start)
 
     # After the pass
 
@@ -269,7 +283,7 @@ class _Run:
             verdict=self._verdict(rows, words, differs=differs, found=bool(guilty)),
             first=first,
             sites=tuple(rows),
-            outputs=self._outputs(run),
+            outputs=self.answers.result(),
             floor=self.floor.words,
             factor=factor,
             unpaired_a=tuple(site.label for site in self.seen_a if site.label not in paired_a),
@@ -297,9 +311,6 @@ class _Run:
     def _lost(self, run: Replay) -> list[str]:
         texts = [f"{site}: shape {list(a)} in A and {list(b)} in B" for site, (a, b) in run.other_shapes.items()]
         return [f"activations of other shapes are different: {listed(texts, 3, '; ')}"] if texts else []
-
-    def _outputs(self, run: Replay) -> tuple[OutputDiff, ...]:
-        return ()
 
     def _verdict(self, rows: Sequence[SiteDiff], words: str, *, differs: bool, found: bool) -> str:
         sites = [row for row in rows if not row.inside]

@@ -66,7 +66,7 @@ def record(
         subject.settle(chunk)
         seen, _ = subject.look_at(chunk)
         labels = [site.label for site in seen]
-        calls, answer, masks = subject.recorder([*labels, OUTPUT])(chunk)
+        calls, _, masks = subject.recorder([*labels, OUTPUT])(chunk)
         measured = Floor.of(floor, subject, subject, parse_size(memory) or MEMORY)
         levels = measured.at([Pair(label, label, "") for label in labels], [chunk])
     tensors: list[Tensor] = []
@@ -75,7 +75,6 @@ def record(
         "batch": store.plain(_on_cpu(chunk.batch)) if keep else None,
         "masks": store.plain([masks.tokens, masks.decoder]),
         "calls": {label: store.call(call, given=replay) for label, call in calls.items()},
-        "answer": store.plain(answer),
         "tensors": tensors,
     }
     about = {
@@ -148,7 +147,6 @@ class Record:
     about: dict[str, Any]
     batch: Any  # None if it holds no inputs
     calls: dict[str, Call]
-    answer: Any
     masks: Masks
     levels: dict[str, Level]
     sites: Any = None
@@ -170,11 +168,10 @@ class Record:
             levels = {label: Level(*map(float, numbers)) for label, numbers in about["levels"].items()}
             masks = Masks(*_whole(value["masks"], tensors))
             batch = _whole(value["batch"], tensors)
-            answer = _whole(value["answer"], tensors)
             known = [site["label"] for site in about["sites"]]
             if missing := [label for label in [*known, OUTPUT] if label not in calls or label not in levels]:
                 raise ValueError(f"the record lacks {missing[0]!r}")
-            return cls(Path(path), name or about["name"], about, batch, calls, answer, masks, levels)
+            return cls(Path(path), name or about["name"], about, batch, calls, masks, levels)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -244,7 +241,7 @@ class Record:
             calls = {label: self._part(self.calls[label], chunk) for label in labels if label in self.calls}
             start, stop = self._place(chunk)
             tokens, decoder = (None if m is None else m[start:stop] for m in (self.masks.tokens, self.masks.decoder))
-            return calls, self.answer, Masks(tokens, decoder)
+            return calls, self._part(self.calls[OUTPUT], chunk).output, Masks(tokens, decoder)
 
         return run
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -229,6 +229,7 @@ class Replay:
         self.leaves, self.inputs = Gap(), Gap()
         self._axes: dict[tuple[str, Any], tuple[int, ...] | None] = {}  # of A's arguments, by B's label and place
         self.answers: tuple[Any, Any] = (None, None)  # what both models returned for the last chunk
+        self.masks = Masks(None)  # of the last chunk
         self.last_error, self.last_worst = 0.0, 0  # of the last chunk: the largest error, and the input where it is
 
     def read(self, chunk: Chunk) -> None:
@@ -269,7 +270,7 @@ class Replay:
             self._compare(pair, call, output, masks, chunk)
 
         output = self.b.run_around(list(counterparts), chunk, enter, leave)
-        self.answers = (answer, output)
+        self.answers, self.masks = (answer, output), masks
 
     def _compare(self, pair: Pair, call: Call, output: Any, masks: Masks, chunk: Chunk) -> None:
         path, theirs = path_to_tensor(output), call.activation
