@@ -267,7 +267,7 @@ def test_a_damaged_unit_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("measures", "options", "message"),
     [
-        ("agreement", {}, "held against"),
+        ("agreement", {}, "judged"),
         ("no_such_measure", {}, "no measure is called"),
         (["linear_cka", "linear_cka"], {}, "given twice"),
         ([], {}, "no measures"),

@@ -88,7 +88,7 @@ def run_benchmark(
         pairs={kind: len(at.pairs(kind)) for kind in KINDS},
         conditions=groups(scale),
         entries=tuple(entries),
-        left_out={m.name: "compares the answers of models, which measures are held against"
+        left_out={m.name: "compares the answers of models, by which measures are judged"
                   for m in MEASURES.values() if m.reads_outputs},
         provenance=provenance(seed=seed, device=str(place)),
     )  # fmt: skip

@@ -364,7 +364,7 @@ class Pass:
         for k, network in networks.items():
             try:
                 samples[k] = network.sampled_rows(inputs)
-            except Exception:  # a model may refuse inputs that are none of its kind: then nothing is compared
+            except Exception:  # a model may refuse such inputs: then nothing is compared
                 samples[k] = {}
         tolerated = [source.tolerated() for source in self.sources]
         return MadeUpRows(shapes, [samples.get(twin, {}) for twin in self.twins], tolerated)

@@ -120,7 +120,7 @@ def make_plan(request: Request, widths: Widths, rows: int | None, *, budget: int
     """Choose for each measure the cheapest statistic that supplies its view within `budget` bytes.
 
     `rows`: their number, if known. Without `blocks` there are no Gram matrices of blocks: 64 positions of one image
-    or sentence are no sample of the data.
+    or sentence are not a sample of the data.
     """
     measures, exact, columns = request.measures, request.exact, (*widths[0], *widths[1])
     needed = moments_bytes(widths)

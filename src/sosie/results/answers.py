@@ -82,8 +82,8 @@ class Answer(Rows, Result):
 class Neighbours(Answer):
     """The models or layers nearest to a query, nearest first.
 
-    `value`: the value they are sorted by, of models a mean over layers; `site_a`, `site_b` and `best`: the most similar
-    pair of layers, and its value; `exact`: whether it is the measure itself on the probe set, from the whole
+    `value`: the value they are sorted by, for models a mean over layers; `site_a`, `site_b` and `best`: the most
+    similar pair of layers, and its value; `exact`: whether it is the measure itself on the probe set, from the whole
     vectors; `estimated`: the estimate from the short vectors.
     """
 
@@ -97,7 +97,7 @@ class Neighbours(Answer):
         return list(dict.fromkeys(row["name"] for row in self.found))
 
     def _columns(self) -> tuple[str, ...]:
-        """Of models no pair of layers, whose value would be another one than that of the row."""
+        """The columns; for models without the pair of layers, whose value is not that of the row."""
         of_layers = self.asked.get("by") == "layer"
         return tuple(column for column in self.shown if of_layers or column not in ("site_a", "site_b"))
 

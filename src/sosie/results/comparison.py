@@ -383,7 +383,7 @@ class Comparison(Result):
 
 
 def log_scalars(writer: Any, scalars: Mapping[str, float], step: int | None = None) -> None:
-    """Log numbers by name to whatever the writer is, told by its methods."""
+    """Log numbers by name to any kind of writer, recognised by its methods."""
     if hasattr(writer, "add_scalar"):  # TensorBoard
         for name, value in scalars.items():
             writer.add_scalar(name, value, step)
@@ -470,7 +470,7 @@ def same_depth(count_a: int, count_b: int) -> tuple[int, ...]:
 
 
 def apart(names: Sequence[str]) -> list[str]:
-    """The names, numbered where one comes again: mix, mix@2."""
+    """The names, numbered where one occurs again: mix, mix@2."""
     counts: dict[str, int] = {}
     unique = []
     for name in names:

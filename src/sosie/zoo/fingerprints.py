@@ -489,7 +489,7 @@ def linear_vectors(
 ) -> tuple[dict[str, Tensor], dict[str, str], tuple[str, ...]]:
     """Return the vectors (pairs,) of length 1 by site, in float64 and execution order; why others have none; and notes.
 
-    ValueError (NotLinear) if the model without its activation functions is no linear map of its input.
+    ValueError (NotLinear) if the model without its activation functions is not a linear map of its input.
     """
     maps.check_weights(source)
     linear = maps.look(source, input_shape(probe.batch))
