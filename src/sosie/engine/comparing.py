@@ -40,7 +40,7 @@ from .network import (
 )
 from .order import ROWS, OrderTest
 from .partial import Checkpoint, MadeUpRows, Partial, finish_files
-from .plan import MEMORY, Kind, Plan, Request, draws_of, find_measures, make_plan, parse_size
+from .plan import MEMORY, Plan, Request, StatisticKind, draws_of, find_measures, make_plan, parse_size
 from .provenance import AsyncCopy, add_digests, digest_of, provenance
 from .stream import Stream, check_positions, chunk_on_cpu, rows_per_input, saved_chunk
 
@@ -290,7 +290,7 @@ class PartMaker:
     def __init__(
         self,
         source: Source,
-        makers: dict[Kind, Any],
+        makers: dict[StatisticKind, Any],
         plan: Plan,
         request: Request,
         meet: Callable[[torch.device], torch.device],
@@ -351,7 +351,7 @@ class PartMaker:
             return nullcontext()
         return products(tf32=self._tf32 and self._only_grams)
 
-    def chunk(self, parts: list[list[Any]]) -> dict[Kind, Any]:
+    def chunk(self, parts: list[list[Any]]) -> dict[StatisticKind, Any]:
         """All sites of a chunk together, for each statistic."""
         return {
             kind: maker.side([of_site[number] for of_site in parts], self.start)
@@ -462,7 +462,7 @@ class Pass:
         tolerated = [source.tolerated() for source in self.sources]
         return MadeUpRows(shapes, [samples.get(twin, {}) for twin in self.twins], tolerated)
 
-    def _maker(self, kind: Kind) -> Any:
+    def _maker(self, kind: StatisticKind) -> Any:
         if kind == "grams":
             return GramMaker(self.plan.block, self.plan.uncentred, self.request.tf32)
         if kind == "moments":
@@ -502,7 +502,7 @@ class Pass:
         rows = input_rows(chunk.batch, chunk.count)
         return rows[torch.from_numpy(self._sampler.draw(self._start, chunk.count) - self._start).to(rows.device)]
 
-    def _read(self, k: int, chunk: Chunk) -> dict[Kind, Any]:
+    def _read(self, k: int, chunk: Chunk) -> dict[StatisticKind, Any]:
         """One source's statistics of a chunk: a part for each site as activations appear, then all sites at once."""
         maker = self._makers[k]
         maker.start = self._start
@@ -515,7 +515,7 @@ class Pass:
             self._inspect(k, statistics)
         return statistics
 
-    def _inspect(self, k: int, statistics: dict[Kind, Any]) -> None:
+    def _inspect(self, k: int, statistics: dict[StatisticKind, Any]) -> None:
         name, side, maker = self.sources[k].name, self.sides[k], self._makers[k]
         numbers = torch.stack([of_kind.check for of_kind in statistics.values()]).sum(0)
         # On a CPU every chunk was checked before its products were made.
@@ -525,7 +525,7 @@ class Pass:
                 if source == name:
                     maker.makers["grams"].notice(site, offset)
 
-    def _join(self, read: list[dict[Kind, Any]], chunk: Chunk, inputs: Tensor | None) -> None:
+    def _join(self, read: list[dict[StatisticKind, Any]], chunk: Chunk, inputs: Tensor | None) -> None:
         block, request = self.plan.block, self.request
         first_block = self._start // block  # blocks go on counting on resuming, and in a later part of the data
         for (i, j), partial in self.partials.items():
@@ -546,11 +546,11 @@ class Pass:
 
     # Several processes
 
-    def learnt(self) -> list[dict[Kind, Any]]:
+    def learnt(self) -> list[dict[StatisticKind, Any]]:
         """What the makers have learned from the first chunk: centres, mostly."""
         return [{kind: maker.learnt() for kind, maker in of.makers.items()} for of in self._makers.values()]
 
-    def learn(self, learnt: list[dict[Kind, Any]]) -> None:
+    def learn(self, learnt: list[dict[StatisticKind, Any]]) -> None:
         for of, of_first in zip(self._makers.values(), learnt, strict=True):
             for kind, maker in of.makers.items():
                 maker.learn(of_first[kind])

@@ -73,11 +73,11 @@ class Measure:
     invariant: frozenset[str]  # transformations of either side that leave the value unchanged
     symmetric: bool
     differentiable: bool
-    precise: bool  # inverts covariances, which must be float64 products
-    cost: str
-    paper: str
-    summary: str
-    chance: str  # the value of unrelated rows
+    precise: bool  # needs float64 products, since it inverts covariances or is the root of a small difference
+    cost: str  # of a pair of sites, for n rows of p and q neurons
+    paper: str  # keys of `sosie.papers.PAPERS`, separated by commas
+    summary: str  # the first line of the docstring
+    chance: str  # the value of unrelated rows, in words
     few_rows: FewRows | None  # the failure when a side has more neurons than there are rows
     paired: bool  # row i of x must belong to row i of y
     same_width: bool  # both sides must have equally many neurons
