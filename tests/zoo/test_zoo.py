@@ -264,7 +264,7 @@ def test_several_at_once_and_what_became_of_each(tmp_path: Path) -> None:
         zoo.add([("e", made(0)), ("e", made(1))])
     with pytest.raises(ValueError, match="leave name= out"):
         zoo.add({"e": made(0)}, "f")
-    with pytest.raises(TypeError, match="no option colour"):
+    with pytest.raises(ValueError, match="no option 'colour'"):
         zoo.add({"e": made(0)}, colour="red")
     with pytest.raises(ValueError, match="give name="):
         zoo.add(made(0))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..checks import one_of, parse_call, renamed, whole_number
+from ..checks import check_options, one_of, parse_call, renamed, whole_number
 from ..factory import find_file, import_library, is_factory, listed_folders, load_factory
 from .images import (
     ImageBatches,
@@ -102,9 +102,7 @@ def _from_folder(text: str) -> ImageFolder:
     match = _FOLDER_OPTIONS.fullmatch(text)
     path, options = (match["path"], match["options"] or "") if match else (text, "")
     _, values = parse_call(f"folder{options}")
-    unknown = sorted(set(values) - {"size", "mode"})
-    if unknown:
-        raise ValueError(f"folder: has no option {', '.join(unknown)}; it takes size and mode")
+    check_options(values, ("size", "mode"), "folder:")
     return open_folder(path.strip(), **values)
 
 

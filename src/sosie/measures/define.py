@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..checks import parse_call
+from ..checks import call_text, check_options, parse_call
 from ..linalg import near_one, widened
 from ..notebook import html_facts
 from ..process_state import without_autocast
@@ -163,15 +163,9 @@ class Measure:
 
     def using(self, **options: Any) -> Measure:
         """This measure with other options, which are part of its name."""
-        known = self.defaults
-        for key, value in options.items():
-            if key not in known:
-                raise TypeError(f"{self.base} has no option {key!r}; it has {', '.join(known) or 'none'}")
-            if isinstance(known[key], bool) and not isinstance(value, bool):
-                raise ValueError(f"{key} of {self.base} is True or False, got {value!r}")
+        check_options(options, self.defaults, self.base)
         changed = {**self.options, **options}
-        text = ", ".join(f"{key}={value!r}" for key, value in changed.items())
-        return replace(self, name=f"{self.base}({text})", options=changed)
+        return replace(self, name=call_text(self.base, changed), options=changed)
 
     @property
     def base(self) -> str:

@@ -104,6 +104,21 @@ class Facts(Protocol):
     def bounds(self) -> tuple[float | None, float | None]: ...
     @property
     def same(self) -> float | None: ...
+    @property
+    def summary(self) -> str: ...
+    @property
+    def paper(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Number:
+    """The facts of a value that is not a measure's, such as an accuracy."""
+
+    closer: Closer
+    bounds: tuple[float | None, float | None]
+    same: float | None = None
+    summary: str = ""
+    paper: str = ""
 
 
 Interval = tuple[Array | None, Array | None]
@@ -170,8 +185,8 @@ class Estimate:
             same=facts.same,
             caveats=tuple(caveats),
             p_floor=None if chance is None else chance.p_floor,
-            meaning=getattr(facts, "summary", ""),
-            paper=getattr(facts, "paper", ""),
+            meaning=facts.summary,
+            paper=facts.paper,
             **{name: None if array is None else np.where(undefined, np.nan, array) for name, array in beside.items()},
         )
 
