@@ -18,9 +18,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+
+from sosie.measures import MEASURES
 
 ROOT = Path(__file__).resolve().parents[1]
 GENERATED = ("measures", "speed", "reference", "benchmark")
@@ -100,7 +103,9 @@ def test_examples_run_as_written(path: Path, tmp_path: Path, monkeypatch: pytest
         pytest.importorskip("httpx2", reason="starlette's test client needs httpx2")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with torch.random.fork_rng(), warnings.catch_warnings():
+    # Pages may add measures of their own.
+    with torch.random.fork_rng(), warnings.catch_warnings(), mock.patch.dict(MEASURES):
+        warnings.filterwarnings("error", ".* is called .* now", FutureWarning)  # names of before
         run_page(path, {"__name__": "__main__"})
 
 

@@ -66,13 +66,14 @@ def sentences() -> dict[str, str]:
         "zoo": f"the ten nearest are found in {1000 * layer:.1f} ms",
         "facts": f"It holds {len(MEASURES)} measures",
     }
-    for paper, words in (
-        ("frankenstein", "stitching {1} were reproduced"), ("gradients", "gradients {1}"), ("wcka", "weights {1}"),
-        ("atoms", "filter atoms {1}"), ("ckasr", "similarity as a penalty {1}"),
-    ):  # fmt: skip
-        verdicts = json.loads((ROOT / "papers" / paper / "results" / "verdicts.json").read_text("utf-8"))
-        right = sum(each["verdict"] == "reproduced" for each in verdicts)
-        made[paper] = f"of {len(verdicts)} {'claims ' * (paper == 'frankenstein')}on {words.format(None, right)}"
+    claims = [
+        claim
+        for path in ROOT.glob("papers/*/results/verdicts.json")
+        for claim in json.loads(path.read_text("utf-8"))
+        if claim["counted"] and claim["kind"] != "ours"
+    ]
+    right, wrong = (sum(claim["outcome"] == outcome for claim in claims) for outcome in ("reproduced", "contradicted"))
+    made["claims"] = f"Of {len(claims)} claims {right} were reproduced and {wrong} contradicted"
     return made
 
 

@@ -196,7 +196,7 @@ def test_another_model_sites_probe_or_kind_is_refused_by_name(model: nn.Module, 
         ({"what": "gradients"}, "one of .atoms., .weights., .activations."),
         ({"what": "activations"}, "give data="),
         ({"data": IMAGES}, "data= is for activations"),
-        ({"what": "activations", "probe": IMAGES.double()}, "inputs of float64 for a model of float32"),
+        ({"what": "activations", "data": IMAGES.double()}, "inputs of float64 for a model of float32"),
         ({"every": 0}, "at least 1"),
         ({"dtype": torch.int8}, "dtype"),
         ({"sites": "cnov1"}, "did you mean 'conv1'"),
@@ -443,7 +443,7 @@ def test_recording_weights_leaves_the_power_iteration_of_spectral_norm_alone(tmp
 
 def test_a_probe_is_a_copy(tmp_path: Path) -> None:
     model, probe = nn.Sequential(nn.Linear(6, 8), nn.Tanh()), torch.randn(64, 6)
-    with Recorder(tmp_path / "r", model, "activations", probe=probe, sites=["1"]) as recorder:
+    with Recorder(tmp_path / "r", model, "activations", data=probe, sites=["1"]) as recorder:
         recorder.record(0)
         probe.normal_()
         recorder.record(1)
@@ -461,7 +461,7 @@ def test_a_probe_from_one_buffer_that_is_filled_again_and_again(tmp_path: Path) 
             yield buffer
 
     model = nn.Sequential(nn.Linear(6, 8))
-    with Recorder(tmp_path / "r", model, "activations", probe=batches(), sites=["0"]) as recorder:
+    with Recorder(tmp_path / "r", model, "activations", data=batches(), sites=["0"]) as recorder:
         recorder.record(0)
     expected = model(torch.from_numpy(inputs).flatten(0, 1))
     torch.testing.assert_close(open_run(tmp_path / "r").tensor(0, "0"), expected)

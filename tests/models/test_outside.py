@@ -166,7 +166,7 @@ def hugging_face(monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...] = ())
 
     loaders = {"AutoModel": load_model, "AutoTokenizer": load_tokenizer}
     content = {name: SimpleNamespace(from_pretrained=loader) for name, loader in loaders.items()}
-    stand_in(monkeypatch, "transformers", **content)
+    stand_in(monkeypatch, "transformers", __version__="5.0.0", **content)
     return calls
 
 

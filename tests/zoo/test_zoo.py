@@ -66,7 +66,7 @@ def test_data_that_can_be_read_once_or_come_in_another_order_make_a_zoo(tmp_path
     x = torch.randn(40, 3)
     loader = DataLoader(TensorDataset(x), batch_size=8, shuffle=True)
     for name, data in (("once", iter(x.split(8))), ("shuffled", loader)):
-        assert Zoo(tmp_path / name, data=data, inputs=40).settings.n == 40
+        assert Zoo(tmp_path / name, data=data, max_rows=40).settings.n == 40
         assert Zoo(tmp_path / name).probe.n == 40
     with pytest.raises(ValueError, match=r"another probe set.*a loader that shuffles"):
         Zoo(tmp_path / "shuffled", data=loader)

@@ -164,8 +164,8 @@ def tell(
 
 def _show(result: Any, full: bool) -> None:
     """Print a result of any kind."""
-    from ..report import print_answer, print_comparison, print_costs, print_dynamics, print_leaderboard
-    from ..results import Answer, Costs, Dynamics, Leaderboard
+    from ..report import print_answer, print_comparison, print_costs, print_diff, print_dynamics, print_leaderboard
+    from ..results import Answer, Costs, Diff, Dynamics, Leaderboard
 
     if isinstance(result, Costs):
         print_costs(result)
@@ -173,6 +173,8 @@ def _show(result: Any, full: bool) -> None:
         print_leaderboard(result)
     elif isinstance(result, Answer):
         print_answer(result)
+    elif isinstance(result, Diff):
+        print_diff(result, full=full)
     elif isinstance(result, Dynamics):
         print_dynamics(result, full=full)
     else:

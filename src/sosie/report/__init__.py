@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_atomically
-from ..results import Answer, Comparison, Comparisons, Dynamics, Leaderboard
-from . import answers, benchmark, comparison, dynamics
+from ..results import Answer, Comparison, Comparisons, Diff, Dynamics, Leaderboard
+from . import answers, benchmark, comparison, diff, dynamics
 from .answers import print_answer
 from .benchmark import print_costs, print_leaderboard
 from .comparison import print_comparison
+from .diff import print_diff
 from .dynamics import print_dynamics
 from .plots import plot_curves, plot_heatmap, write_plots
 from .terminal import print_measures, print_numbers, print_sites, print_table
@@ -20,6 +21,7 @@ from .terminal import print_measures, print_numbers, print_sites, print_table
 _PAGES: dict[type, Callable[[Any], str]] = {
     Comparison: comparison.render,
     Comparisons: comparison.render,
+    Diff: diff.render,
     Dynamics: dynamics.render,
     Leaderboard: benchmark.render,
     Answer: answers.render,
@@ -27,9 +29,9 @@ _PAGES: dict[type, Callable[[Any], str]] = {
 
 
 def write_report(
-    result: Comparison | Comparisons | Dynamics | Leaderboard | Answer, path: str | os.PathLike[str]
+    result: Comparison | Comparisons | Diff | Dynamics | Leaderboard | Answer, path: str | os.PathLike[str]
 ) -> Path:
-    """Write one self-contained HTML file for a comparison, all pairs of models, dynamics, or an answer of a zoo."""
+    """Write one self-contained HTML file for a comparison, all pairs of models, a diff, dynamics, or a zoo's answer."""
     render = next((render for kind, render in _PAGES.items() if isinstance(result, kind)), None)
     if render is None:
         known = ", ".join(kind.__name__ for kind in _PAGES)

@@ -1,0 +1,188 @@
+"""A diff on the terminal and as a page: the verdict, the error along the layers, outputs, weights."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+
+from ..checks import listed
+from ..files import plain_json
+from ..results import QUANTILES, Diff, OutputDiff, SiteDiff, TensorDiff, cell, counted
+from .colour import RAMP
+from .page import render_page
+from .terminal import MOST_ROWS, print_bullets, print_columns, print_text, shown_rows
+from .words import flat, size, visible
+
+MOST_TENSORS = 2000  # on a page; the file has all
+
+
+def print_diff(diff: Diff, console: Console | None = None, *, full: bool = False) -> None:
+    """Print the verdict, a line for each site, what the models answer, and the tensors that changed most."""
+    console = console or Console()
+    print_text(console, visible(diff.verdict), "bold")
+    if diff.sites:
+        _print_rows(console, SITE_HEADS, list(map(_site_cells, diff.sites)), full, _shown_sites(diff, full))
+        if diff.floor:
+            print_text(console, floor_sentence(diff), "dim")
+    if diff.outputs:
+        rows = [[visible(o.measure), cell(o.value), interval(o), place(o)] for o in diff.outputs]
+        _print_rows(console, ["what they answer", "value", "95 % interval", "where"], rows, full)
+    if diff.weights:
+        _print_rows(console, TENSOR_HEADS, [_tensor_cells(tensor) for tensor in diff.weights], full)
+    print_bullets(console, [visible(text) for text in (*unpaired(diff), *diff.caveats)], "yellow")
+
+
+SITE_HEADS = ["site", "error", "makes itself", "floor", "SQNR, dB", ""]
+TENSOR_HEADS = ["tensor", "shape", "change", "largest", ""]
+
+
+def _print_rows(
+    console: Console, heads: list[str], rows: list[list[str]], full: bool, shown: list[int | None] | None = None
+) -> None:
+    shown = shown_rows(len(rows), full) if shown is None else shown
+    lines = []
+    for at, k in enumerate(shown):
+        if k is not None:
+            lines.append(rows[k])
+            continue
+        before = max((j for j in shown[:at] if j is not None), default=-1)
+        after = next((j for j in shown[at:] if j is not None), len(rows))
+        lines.append([f"… {after - before - 1} more", *[""] * (len(heads) - 1)])
+    print_columns(console, heads, lines, left=(0, len(heads) - 1), names=(0,))
+
+
+def _shown_sites(diff: Diff, full: bool) -> list[int | None]:
+    """The sites that are printed: those that make an error and what is inside them, then those nearest to them."""
+    count = len(diff.sites)
+    if full or count <= MOST_ROWS + 1:
+        return list(range(count))
+    guilty = [k for k, s in enumerate(diff.sites) if s.inside or makes_error(s, diff.factor)] or [
+        k for k, s in enumerate(diff.sites) if s.beyond
+    ]
+    ends = guilty or [0, count - 1]
+    near = sorted(range(count), key=lambda k: (min(abs(k - end) for end in ends), k))
+    kept = sorted(near[:MOST_ROWS])
+    shown: list[int | None] = []
+    for before, k in zip([-1, *kept], [*kept, count], strict=True):
+        shown += [None] if k - before > 1 else []
+        shown += [k] if k < count else []
+    return shown
+
+
+def makes_error(site: SiteDiff, factor: float | None) -> bool:
+    """Whether a site makes an error beyond its floor itself."""
+    if site.made is None or site.made_floor is None:
+        return False
+    return not site.made <= (factor or 1.0) * site.made_floor
+
+
+def _site_cells(site: SiteDiff) -> list[str]:
+    name = visible(site.site_a if site.site_a == site.site_b else f"{site.site_a} = {site.site_b}")
+    notes = "; ".join([*(["beyond"] if site.beyond else []), *map(visible, site.notes)])
+    sqnr = "" if site.sqnr is None else f"{site.sqnr:.0f}"
+    return [("  " if site.inside else "") + name, *map(_short, (site.error, site.made, site.floor)), sqnr, notes]
+
+
+def _short(value: float | None) -> str:
+    """An error with the digits that matter; "" if it is not known."""
+    return "" if value is None else f"{value:.2g}"
+
+
+def _tensor_cells(tensor: TensorDiff) -> list[str]:
+    said = [*tensor.notes]
+    if tensor.low_rank is not None:
+        said.insert(0, f"rank {tensor.low_rank}")
+    change = "equal" if tensor.equal else cell(tensor.change)
+    return [visible(name_of(tensor)), size(tensor.shape), change, cell(tensor.largest), "; ".join(map(visible, said))]
+
+
+def name_of(tensor: TensorDiff) -> str:
+    """A tensor's name in both models, or in the one that has it."""
+    if tensor.name_b is None:
+        return f"{tensor.name_a} (only in A)"
+    if tensor.name_a is None:
+        return f"{tensor.name_b} (only in B)"
+    return tensor.name_a if tensor.name_a == tensor.name_b else f"{tensor.name_a} = {tensor.name_b}"
+
+
+def interval(output: OutputDiff) -> str:
+    return "" if output.low is None or output.high is None else f"{cell(output.low)} to {cell(output.high)}"
+
+
+def place(of: OutputDiff | SiteDiff) -> str:
+    return "" if of.at is None else str(of.at)
+
+
+def floor_sentence(diff: Diff) -> str:
+    """What an error is held against."""
+    beyond = "" if diff.factor is None else f" Beyond: more than {diff.factor:g} times that."
+    return f"Floor: {visible(diff.floor).rstrip('.')}.{beyond}"
+
+
+def unpaired(diff: Diff) -> list[str]:
+    """A sentence for each model that has sites without a counterpart."""
+    return [
+        f"{counted(len(sites), 'site')} of {name} without a counterpart: {listed(sites, 6)}"
+        for name, sites in ((diff.name_a, diff.unpaired_a), (diff.name_b, diff.unpaired_b))
+        if sites
+    ]
+
+
+def render(diff: Diff) -> str:
+    """The page of a diff."""
+    return render_page(
+        title=visible(f"{diff.name_a} and {diff.name_b}"),
+        question="Is it still the same model?",
+        lead=visible(diff.verdict),
+        others=[],
+        kind="verdict",
+        data=_contents(diff),
+        scripts=("scale", "table", "diff_figure", "diff_page"),
+        styles=("figures", "diff", "page"),
+    )
+
+
+def _contents(diff: Diff) -> dict[str, Any]:
+    content: dict[str, Any] = plain_json(
+        {
+            "ramp": RAMP,
+            "same": diff.same,
+            "names": [visible(diff.name_a), visible(diff.name_b)],
+            "first": None if diff.first is None else visible(diff.first),
+            "factor": diff.factor,
+            "floor": floor_sentence(diff) if diff.floor else "",
+            "quantiles": list(QUANTILES),
+            "sites": [_site(site) for site in diff.sites],
+            "outputs": [
+                {
+                    **asdict(output),
+                    "measure": visible(output.measure),
+                    "meaning": visible(output.meaning) if output.meaning else "",
+                    "at": place(output),
+                }
+                for output in diff.outputs
+            ],
+            "weights": [
+                {
+                    **asdict(t),
+                    "name": visible(name_of(t)),
+                    "shape": size(t.shape),
+                    "notes": [visible(n) for n in t.notes],
+                }
+                for t in diff.weights[:MOST_TENSORS]
+            ],
+            "tensors": len(diff.weights),
+            "caveats": [visible(text) for text in (*unpaired(diff), *diff.caveats)],
+            "provenance": [list(line) for line in flat(diff.provenance)],
+        }
+    )
+    return content
+
+
+def _site(site: SiteDiff) -> dict[str, Any]:
+    texts = {name: visible(getattr(site, name)) for name in ("site_a", "site_b", "paired", "dtype_a", "dtype_b")}
+    notes = [visible(note) for note in site.notes]
+    inside = visible(site.inside) if site.inside else ""
+    return {**asdict(site), **texts, "inside": inside, "shape": size(site.shape), "at": place(site), "notes": notes}
