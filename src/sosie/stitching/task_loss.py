@@ -20,7 +20,7 @@ from torch import Tensor
 from ..capture import as_found, count_inputs, labels_of
 from ..capture.batches import rebuild
 from ..capture.sites import tensors_in
-from ..checks import check_options, one_of, positive, whole_number
+from ..checks import call_text, check_options, one_of, positive, whole_number
 from ..linalg import Affine, Fit, JointMoments, centred_grams, centred_rows, explained, find_fit, widened
 from ..measures import linear_cka
 from ..progress import Progress
