@@ -19,7 +19,7 @@ from .sites import Names, Site, Watch, unwrap, watch
 FAR = 2.0**64  # numbers beyond this, or below its inverse, are rescaled by a power of two
 
 # The active run in this thread.
-RUN: ContextVar[Linearised] = ContextVar("sosie_linearised")
+RUN: ContextVar[LinearRun] = ContextVar("sosie_linearised")
 
 
 class NotLinear(ValueError):
@@ -393,7 +393,7 @@ def weighted_layers(model: nn.Module) -> list[str]:
 @contextmanager
 def linearised(
     model: nn.Module, sites: Any, sink: Sink, *, prepare: Callable[[Any], Any] | None = None
-) -> Iterator[Linearised]:
+) -> Iterator[LinearRun]:
     """Run the model without its activation functions within the block; `sink` receives the output of each site.
 
     Elementwise activations become the identity, max pooling the mean, batch norm uses its running statistics; biases
@@ -418,12 +418,12 @@ def linearised(
 
     with watch(model, sites, sink=receive) as seen:
         weights = (tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point())
-        run = Linearised(seen, prepare, next(weights, torch.float32))
+        run = LinearRun(seen, prepare, next(weights, torch.float32))
         with _placed(unwrap(model), run.places):
             yield run
 
 
-class Linearised:
+class LinearRun:
     """A model that runs on linear parts."""
 
     def __init__(self, seen: Watch, prepare: Callable[[Any], Any] | None, dtype: torch.dtype) -> None:

@@ -44,7 +44,7 @@ from .joint import (
     Pair,
     Precision,
     Resize,
-    Stitched,
+    StitchedNetwork,
     Tally,
     evaluate_joints,
     in_chunks,
@@ -113,7 +113,7 @@ def stitch(
             affine, lines = history.affine, history.lines
         else:
             affine = how(moments)
-        model = Stitched(lower, filled(joint, affine, upper.model), upper)
+        model = StitchedNetwork(lower, filled(joint, affine, upper.model), upper)
         results.append(Stitch(model, how.name, dict(affine.report), moments.n, lines, tuple(dict.fromkeys(caveats))))
     return results if as_list is fit else results[0]
 
@@ -151,7 +151,7 @@ def filled(joint: Joint, affine: Affine, like: nn.Module) -> Joint:
 class Stitch:
     """A stitched network, and how its joint was fitted or trained."""
 
-    model: Stitched
+    model: StitchedNetwork
     fit: str
     report: dict[str, Any]
     n: int  # rows that the fit rests on
@@ -236,7 +236,7 @@ class Stitch:
                 )
         like = next(upper.model.parameters(), joint.weight)
         joint.to(like.device, like.dtype)
-        return Stitch(Stitched(lower, joint, upper), about["fit"], about["report"], about["n"], about["history"])
+        return Stitch(StitchedNetwork(lower, joint, upper), about["fit"], about["report"], about["n"], about["history"])
 
 
 # Stitching at many sites
