@@ -416,7 +416,7 @@ def linearised(
             raise NotLinear(f"site {site.label!r}: the product of the weights up to here exceeds the range of float64")
         return sink(site, rows, activation.exponent)
 
-    with watch(model, sites, sink=receive) as seen:
+    with watch(model, sites, sink=receive, axes=False) as seen:
         weights = (tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point())
         run = LinearRun(seen, prepare, next(weights, torch.float32))
         with _placed(unwrap(model), run.places):
