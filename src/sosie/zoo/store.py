@@ -550,9 +550,8 @@ class Store:
         """Say which filter no model passes, and what would pass; None if some model passes all filters."""
         if self.rows(1, 0, **filters):
             return None
-        wanted: list[tuple[str, Sequence[str]]] = [
-            ("tag", [tag]) for tag in filters.get("tag", [])
-        ]  # every tag must be there
+        # Every tag must be there, but only one of the architectures and of the tasks.
+        wanted: list[tuple[str, Sequence[str]]] = [("tag", [tag]) for tag in filters.get("tag", [])]
         wanted += [(what, filters[what]) for what in ("architecture", "task") if what in filters]
         named = [f"the {what} {' or '.join(map(repr, texts))}" for what, texts in wanted]
         for text, (what, texts) in zip(named, wanted, strict=True):
