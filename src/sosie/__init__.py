@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from .diffing import assert_same, diff
     from .engine import compare, compare_outputs, extract, list_measures, measure
     from .history import dynamics
     from .report import write_report
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 # Names are fetched when first used, so that `import sosie` and `sosie --help` do not wait for torch.
 _HOMES = {
+    "diffing": ("assert_same", "diff"),
     "engine": ("compare", "compare_outputs", "extract", "list_measures", "measure"),
     "history": ("dynamics",),
     "report": ("write_report",),
@@ -32,10 +34,12 @@ _HOMES = {
 __all__ = [
     "Stitch",
     "Zoo",
+    "assert_same",
     "compare",
     "compare_outputs",
     "compare_unpaired",
     "compare_weights",
+    "diff",
     "dynamics",
     "extract",
     "list_measures",

@@ -50,6 +50,9 @@ PAPERS = {
         "another such function"
     ),
     "hamilton2016": Paper("Hamilton et al. 2016, Cultural shift or linguistic drift?", f"{_ARXIV}1606.02821"),
+    "higham2002": Paper(
+        "Higham 2002, Accuracy and stability of numerical algorithms", f"{_DOI}10.1137/1.9780898718027"
+    ),
     "huh2024": Paper("Huh et al. 2024, The platonic representation hypothesis", f"{_ARXIV}2405.07987"),
     "ilharco2023": Paper("Ilharco et al. 2023, Editing models with task arithmetic", f"{_ARXIV}2212.04089"),
     "khosla2024": Paper("Khosla and Williams 2024, Soft matching distance", f"{_ARXIV}2311.09466"),

@@ -17,8 +17,9 @@ from sosie.stats import Alignment, Covariances, DebiasedAlignment, Grams, Moment
 
 PACKAGES = {"rtd": "ripser"}  # measures that need an optional package
 
-# Measures of outputs take no rows of neurons; test_output_laws.py has theirs.
-OF_ROWS = [measure for measure in MEASURES.values() if not measure.reads_outputs and not measure.reads_weights]
+# Measures of outputs take no rows of neurons; test_output_laws.py has theirs, and test_difference_laws.py those of
+# measures that compare entry by entry.
+OF_ROWS = [m for m in MEASURES.values() if not (m.reads_outputs or m.reads_weights or m.reads_entries)]
 measures = pytest.mark.parametrize("measure", OF_ROWS, ids=lambda m: m.name)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import is_dataclass
 from functools import partial
@@ -249,6 +249,15 @@ def kept_attributes(model: nn.Module) -> Iterator[None]:
     finally:
         writes.put_back()
         holdings.put_back()
+
+
+def state_of(modules: Iterable[nn.Module]) -> list[Any]:
+    """A fingerprint of the modules' state, to see that a forward changed it: attributes, sizes, tensor versions."""
+    parts = [part for module in modules for part in (*vars(module).values(), *module.buffers(recurse=False))]
+    return [
+        (id(part), part._version if isinstance(part, Tensor) else len(part) if isinstance(part, Sized) else None)
+        for part in parts
+    ]
 
 
 @contextmanager

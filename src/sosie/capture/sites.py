@@ -759,35 +759,3 @@ class Watch:
     def __repr__(self) -> str:
         state = "no forward yet" if self._sites is None else f"{len(self._sites)} sites"
         return f"<Watch of {type(self._root).__name__}: {state}>"
-
-
-def run_changed(
-    model: nn.Module,
-    module: nn.Module,
-    call: int,
-    change: Callable[[Any], Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> Any:
-    """Run the model with `change(output)` in place of the output of one call of a module, counted from 1.
-
-    None changes nothing.
-    """
-    calls = 0
-
-    def fire(module: nn.Module, args: Any, output: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        return change(output) if calls == call else None
-
-    with every_module_called(model):
-        handle = module.register_forward_hook(fire)
-        try:
-            output = model(*args, **kwargs)
-        finally:
-            handle.remove()
-    if calls < call:
-        names = Names.of(model)
-        site = label_of(names, names.first[id(module)], call)
-        raise SilentSite(f"the forward of this input did not reach {site!r}")
-    return output

@@ -17,8 +17,8 @@ from .help import Verb, Verbs
 
 ZOO = "Make and search"
 VERBS = {
-    "Compare": ("compare", "outputs", "weights", "stitch", "dynamics", "transfer"),
-    ZOO: ("demo", "extract", "sketch"),
+    "Compare": ("compare", "diff", "outputs", "weights", "stitch", "dynamics", "transfer"),
+    ZOO: ("demo", "extract", "record", "sketch"),
     "Look": ("sites", "measures", "report", "serve"),
     "Put to the test": ("benchmark", "cost"),
 }  # by the question they answer, in the order of the help; a module each
@@ -87,7 +87,7 @@ def run() -> None:
         if os.environ.get("SOSIE_DEBUG"):
             raise
         typer.secho(f"error: {_message(error)}", fg="red", err=True)
-        sys.exit(1)
+        sys.exit(getattr(error, "exit_status", 1))
 
 
 def _message(error: Exception) -> str:

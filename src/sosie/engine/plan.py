@@ -26,6 +26,7 @@ _ELSEWHERE = {
     "layers": "of layers, which needs data; use compare",
     "outputs": "of outputs, not of layers; use compare_outputs",
     "weights": "of weights, without data; use compare_weights",
+    "entries": "entry by entry, of two sites that belong together; use sosie.diff",
 }
 
 
@@ -41,6 +42,8 @@ def find_measures(measures: str | Measure | Sequence[str | Measure], *, of: str)
 
 
 def _reads(measure: Measure) -> str:
+    if measure.reads_entries:
+        return "entries"
     return "outputs" if measure.reads_outputs else "weights" if measure.reads_weights else "layers"
 
 

@@ -2,6 +2,15 @@
 
 from .correlations import cca_r2, gaussian_information, mean_cca, pwcca, svcca
 from .define import MEASURES, Measure, UnknownMeasure, define, find, snap_to_bounds
+from .differences import (
+    difference_quantile,
+    largest_difference,
+    least_row_cosine,
+    mismatched_share,
+    relative_error,
+    row_cosine,
+    signal_to_noise,
+)
 from .dissimilarities import rsa, rsm_norm_difference
 from .geometry import (
     concentricity_difference,

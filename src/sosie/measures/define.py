@@ -19,6 +19,7 @@ from ..stats import (
     Alignment,
     Atoms,
     Covariances,
+    Entries,
     LinearMaps,
     Neurons,
     Outputs,
@@ -138,6 +139,11 @@ class Measure:
         return issubclass(self.reads, Outputs)
 
     @property
+    def reads_entries(self) -> bool:
+        """Whether it compares entry by entry, which takes two sites that belong together."""
+        return issubclass(self.reads, Entries)
+
+    @property
     def reads_weights(self) -> bool:
         """Whether it compares the weights of models, without data."""
         return issubclass(self.reads, Weights)
@@ -153,6 +159,8 @@ class Measure:
         x, y = sample.xs[0].shape[1], sample.ys[0].shape[1]
         if self.same_width and x != y:
             raise ValueError(f"{self.name} compares neuron by neuron, so needs equal widths, got {x} and {y}")
+        if issubclass(self.reads, Entries):
+            return self(Entries.of(sample.xs[0], sample.ys[0]))
         if issubclass(self.reads, Alignment):
             return self(sample.alignment(self.reads)).squeeze()
         if issubclass(self.reads, Covariances):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from rich.console import Console
 
 from ..checks import listed
-from ..files import plain_json
+from ..files import plain_json, write_atomically
 from ..results import QUANTILES, Diff, OutputDiff, SiteDiff, TensorDiff, cell, counted
 from .colour import RAMP
 from .page import render_page
@@ -81,7 +84,7 @@ def makes_error(site: SiteDiff, factor: float | None) -> bool:
 def _site_cells(site: SiteDiff) -> list[str]:
     name = visible(site.site_a if site.site_a == site.site_b else f"{site.site_a} = {site.site_b}")
     notes = "; ".join([*(["beyond"] if site.beyond else []), *map(visible, site.notes)])
-    sqnr = "" if site.sqnr is None else f"{site.sqnr:.0f}"
+    sqnr = "" if site.sqnr is None else str(round(site.sqnr))
     return [("  " if site.inside else "") + name, *map(_short, (site.error, site.made, site.floor)), sqnr, notes]
 
 
@@ -128,6 +131,37 @@ def unpaired(diff: Diff) -> list[str]:
         for name, sites in ((diff.name_a, diff.unpaired_a), (diff.name_b, diff.unpaired_b))
         if sites
     ]
+
+
+def write_junit(diff: Diff, path: str | os.PathLike[str]) -> Path:
+    """Write JUnit XML: a test for the verdict and one for each site or tensor, failed where they differ."""
+    tests = [("verdict", None if diff.same else diff.verdict)]
+    tests += [(s.site_a, _failure(s) if s.beyond and not diff.same else None) for s in diff.sites]
+    if not diff.sites:
+        tests += [
+            (name_of(t), None if t.equal else f"changed by {cell(t.change) or 'an unknown amount'}")
+            for t in diff.weights
+        ]
+    failed = sum(message is not None for _, message in tests)
+    suite = ElementTree.Element(
+        "testsuite", name=_xml(f"{diff.name_a} and {diff.name_b}"), tests=str(len(tests)), failures=str(failed)
+    )
+    for name, message in tests:
+        case = ElementTree.SubElement(suite, "testcase", classname="sosie.diff", name=_xml(name))
+        if message is not None:
+            ElementTree.SubElement(case, "failure", message=_xml(message))
+    ElementTree.indent(suite)
+    return write_atomically(path, ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n")
+
+
+def _failure(site: SiteDiff) -> str:
+    made = "" if site.made is None else f", of which it makes {_short(site.made)} itself"
+    return f"error {_short(site.error)}{made}; the floor is {_short(site.floor)}"
+
+
+def _xml(text: str) -> str:
+    """Text without the characters that XML cannot hold."""
+    return "".join(c for c in visible(text) if c not in "\ufffe\uffff")
 
 
 def render(diff: Diff) -> str:

@@ -174,6 +174,10 @@ class TensorDiff:
         return cls(**{**content, "shape": tuple(content["shape"]), "notes": tuple(content["notes"]), "at": at})
 
 
+def _written(value: float | None) -> str:
+    return "" if value is None else f"{value:.2g}"
+
+
 def _place(content: dict[str, Any] | None) -> Place | None:
     return None if content is None else Place(content["input"], tuple(content["index"]))
 
@@ -224,6 +228,22 @@ class Diff(Result):
         return sorted(self.sites, key=lambda site: site.error if math.isfinite(site.error) else math.inf, reverse=True)[
             :count
         ]
+
+    def as_text(self, most: int = 20) -> str:
+        """The verdict, and a line for each of the first sites or tensors that differ."""
+        if self.sites:
+            heads = ("site", "error", "makes itself", "floor")
+            differ = [s for s in self.sites if s.beyond] or list(self.sites)
+            rows = [(s.site_a, *(_written(x) for x in (s.error, s.made, s.floor))) for s in differ]
+        else:
+            heads = ("tensor", "change", "largest", "")
+            changed = [t for t in self.weights if not t.equal]
+            rows = [(t.name_a or t.name_b or "", _written(t.change), _written(t.largest), "") for t in changed]
+        lines = [heads, *rows[:most]] if rows else []
+        widths = [max(len(line[k]) for line in lines) for k in range(4)] if lines else []
+        table = ["  ".join(text.ljust(w) for text, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+        more = [f"and {len(rows) - most:,} more"] if len(rows) > most else []
+        return "\n".join([self.verdict, *table, *more, *self.caveats])
 
     def __bool__(self) -> bool:
         raise TypeError("a Diff is neither true nor false: ask for .same")

@@ -1,5 +1,6 @@
 """Mergeable statistics of paired rows, and the views of them that measures read."""
 
+from .entries import Entries, coarser, jackknife
 from .grams import BLOCK, GramMaker, Grams
 from .moments import MomentMaker, Moments
 from .outputs import (
@@ -33,4 +34,4 @@ from .views import (
 from .weights import Atoms, AtomTable, LinearMaps, TensorPair, UncentredLinearMaps, Weights, linear_maps
 
 Statistic = Moments | Grams | Sample
-View = Alignment | Covariances | PairedRows | Neurons | Outputs | Weights
+View = Alignment | Covariances | PairedRows | Neurons | Outputs | Weights | Entries

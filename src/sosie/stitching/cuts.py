@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,7 +27,8 @@ from ..capture import (
     watch,
 )
 from ..capture.batches import CallArguments
-from ..capture.restore import evaluating, every_module_called
+from ..capture.calls import is_mask, run_changed
+from ..capture.restore import evaluating, every_module_called, state_of
 from ..capture.rows import token_mask
 from ..capture.sites import (
     Names,
@@ -37,7 +38,6 @@ from ..capture.sites import (
     fresh_leaf,
     path_to_tensor,
     replaced,
-    run_changed,
     tensors_in,
 )
 from ..checks import listed
@@ -260,9 +260,9 @@ class Cut:
                 expected = self._substituted(activation, call.map(_copied))
                 self._root(*flipped.args, **flipped.kwargs)  # so that no module remembers anything of this input
                 with kept_attributes(self._root):
-                    before = _marks(self._parents)
+                    before = state_of(self._parents)
                     output = self._run_above(activation, call.map(_copied))
-                    self._leaves_marks |= _marks(self._parents) != before
+                    self._leaves_marks |= state_of(self._parents) != before
                 if not _same_outputs(output, expected):
                     return False
             return True
@@ -361,15 +361,6 @@ def _called_instead(module: nn.Module, function: Callable[..., Any]) -> Iterator
         attributes.update(before)
 
 
-def _marks(modules: Iterable[nn.Module]) -> list[Any]:
-    """A fingerprint of the modules' state, to see that a forward changed it: attributes, sizes, tensor versions."""
-    parts = [part for module in modules for part in (*vars(module).values(), *module.buffers(recurse=False))]
-    return [
-        (id(part), part._version if isinstance(part, Tensor) else len(part) if isinstance(part, Sized) else None)
-        for part in parts
-    ]
-
-
 def _few(call: CallArguments) -> CallArguments:
     """The first few inputs, at least two: a single one is doubled."""
     count = call.count()
@@ -391,11 +382,6 @@ def other_content(call: CallArguments) -> CallArguments:
             mixed = [leaves[i] if i in content else leaf for i, (_, leaf) in enumerate(first)]
             return call.map(lambda *_, rest=iter(mixed): next(rest))
     raise ValueError(f"two different inputs are needed to see whether a cut leaks; these {call.count()} are all equal")
-
-
-def is_mask(name: str, leaf: Any) -> bool:
-    """True for an argument that says which tokens count, or where they are, and not what they are."""
-    return isinstance(leaf, Tensor) and (leaf.dtype == torch.bool or name.endswith(("mask", "position_ids")))
 
 
 def _has_masks(call: CallArguments) -> bool:

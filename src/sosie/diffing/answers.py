@@ -1,0 +1,296 @@
+"""What two models answer: the KL divergence of their predictions, first choices, and what the right answer gets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..capture import labels_of
+from ..capture.sites import ANSWERS, at_path, path_to_tensor
+from ..engine.uncertainty import CONFIDENCE, FEWEST_GROUPS, by_jackknife
+from ..results.diff import OutputDiff, Place
+from ..stats.grams import GROUPS, by_group, over_groups
+from ..stats.sampling import dealt_groups
+
+SLICE = 2**21  # logits of each model that are held in float64 at a time
+CAUSAL = ("CausalLM", "LMHeadModel", "DoubleHeadsModel")  # in the names of classes whose logits are of the next token
+IGNORED = -100  # the label of a prediction that has no right answer, as in torch and transformers
+PER_OCTAVE = 32  # bins of the histogram of KL divergences: a quantile is within 1.1 % of the exact one
+LEAST, MOST = -60, 20  # log₂ of the divergences that bins tell apart; below 2⁻⁶⁰ they count as 0
+
+
+def are_logits(output: Tensor) -> bool:
+    """Whether an output may be logits: (inputs, classes) or (inputs, tokens, vocabulary)."""
+    return output.is_floating_point() and output.ndim in (2, 3) and output.shape[-1] > 1 and len(output) > 0
+
+
+def next_tokens(input_ids: Tensor, keep: Tensor | None = None) -> Tensor:
+    """(inputs, tokens): the right answers of a causal model, the next token of each, else `IGNORED`."""
+    labels = torch.full_like(input_ids, IGNORED, dtype=torch.int64)
+    labels[:, :-1] = input_ids[:, 1:]
+    if keep is not None:
+        kept = (keep != 0).to(labels.device)
+        labels[:, :-1][~(kept[:, 1:] & kept[:, :-1])] = IGNORED
+    return labels
+
+
+def logits_in(output: Any, ids: Tensor | None) -> Tensor | None:
+    """The logits among what a model returns; None if it answers with something else.
+
+    A tensor (inputs, tokens, n) that is not called logits may be hidden states: it counts as logits if every token of
+    the input has a number in it.
+    """
+    path = path_to_tensor(output, ANSWERS)
+    if path is None or "last_hidden_state" in path or not are_logits(tensor := at_path(output, path)):
+        return None
+    if tensor.ndim == 2 or "logits" in path:
+        return tensor
+    if ids is None or ids.shape != tensor.shape[:2]:
+        return None
+    return tensor if int(ids.max()) < tensor.shape[-1] else None
+
+
+def right_answers(
+    model: nn.Module, batch: Any, ids: Tensor | None, logits: Tensor, keep: Tensor | None
+) -> Tensor | None:
+    """The labels of a batch, or for a causal language model the next token of each; None if they are not known."""
+    if logits.ndim == 2:
+        labels = labels_of(batch)
+    elif ids is not None and any(name in type(model).__name__ for name in CAUSAL):
+        labels = next_tokens(ids, keep)
+    else:
+        labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    if labels is None or labels.shape != logits.shape[:-1]:
+        return None
+    known = labels[labels != IGNORED]
+    return labels if not known.numel() or 0 <= int(known.min()) <= int(known.max()) < logits.shape[-1] else None
+
+
+def ids_in(named: Mapping[Any, Any]) -> Tensor | None:
+    """The tokens among the arguments of a model: the first whole numbers (inputs, tokens)."""
+    tensors = (leaf for leaf in named.values() if isinstance(leaf, Tensor) and leaf.ndim == 2)
+    return next((leaf for leaf in tensors if leaf.dtype in (torch.int64, torch.int32)), None)
+
+
+@dataclass
+class AnswerSums:
+    """Sums over the predictions of two models for the same inputs: fed chunk by chunk, and mergeable.
+
+    `answers = AnswerSums()`, in the pass `answers.add(logits_a, logits_b, keep, labels, first_input)`, at the end
+    `answers.result()`. Predictions are (inputs, classes), or (inputs, tokens, vocabulary), where each token that is
+    kept is one. Logits stay as they are, on their device: float64 copies are made of `SLICE` numbers at a time.
+    """
+
+    sums: dict[str, Tensor] = field(default_factory=dict)  # (G,) float64 each, by groups of inputs
+    histogram: Tensor = field(default_factory=lambda: torch.zeros((MOST - LEAST) * PER_OCTAVE + 2, dtype=torch.int64))
+    furthest: dict[str, tuple[float, Place]] = field(default_factory=dict)  # the largest value of each kind
+    broken: dict[str, tuple[int, Place]] = field(default_factory=dict)  # predictions with NaN: how many, the first
+
+    def add(
+        self,
+        logits_a: Tensor,
+        logits_b: Tensor,
+        keep: Tensor | None = None,
+        labels: Tensor | None = None,
+        first_input: int = 0,
+    ) -> None:
+        """Add the predictions of a chunk of inputs.
+
+        `keep`: (inputs, tokens), 0 at padding, as the mask of the model's arguments; None keeps all. `labels`: the
+        right answers, (inputs,) classes or (inputs, tokens) tokens, each of the prediction at its place (`next_tokens`
+        shifts the input of a causal model), `IGNORED` where there is none. `first_input`: the number of the chunk's
+        first input in the data.
+        """
+        a, b = _by_token(logits_a), _by_token(logits_b)
+        if a.shape != b.shape:
+            raise ValueError(_unlike(logits_a, logits_b))
+        inputs, tokens, classes = a.shape
+        index = torch.arange(inputs * tokens)
+        if keep is not None and logits_a.ndim == 3:
+            if tuple(keep.shape) != (inputs, tokens):
+                raise ValueError(f"need a mask of {(inputs, tokens)} inputs and tokens, got {tuple(keep.shape)}")
+            index = (keep.reshape(-1) != 0).nonzero()[:, 0].cpu()
+        right = None
+        if labels is not None:
+            right = labels.cpu().long().reshape(inputs, -1)
+            if right.shape[1] != tokens:
+                raise ValueError(f"need a label for each of {(inputs, tokens)} predictions, got {tuple(labels.shape)}")
+            if len(wrong := right[(right != IGNORED) & ((right < 0) | (right >= classes))]):
+                raise ValueError(f"label {int(wrong[0])}, but there are {classes} classes; {IGNORED} stands for none")
+            right = right.reshape(-1)
+        for some in index.split(max(1, SLICE // classes)):
+            self._add_slice(a, b, some, None if right is None else right[some], first_input, logits_a.ndim == 3)
+
+    def _add_slice(
+        self, a: Tensor, b: Tensor, index: Tensor, right: Tensor | None, first: int, of_tokens: bool
+    ) -> None:
+        tokens = a.shape[1]
+        where = torch.div(index, tokens, rounding_mode="floor"), index % tokens
+        x, y = (side[where[0].to(side.device), where[1].to(side.device)].double() for side in (a, b))
+        y = y.to(x.device)
+        # −∞ forbids a class; NaN and +∞ leave no prediction.
+        whole_x, whole_y = ((side < math.inf).all(1) & (side > -math.inf).any(1) for side in (x, y))
+
+        def place(k: int) -> Place:
+            token = (int(where[1][k]),) if of_tokens else ()
+            return Place(first + int(where[0][k]), token)
+
+        for what, bad in (
+            ("NaN in A alone", ~whole_x & whole_y),
+            ("NaN in B alone", whole_x & ~whole_y),
+            ("NaN in both", ~whole_x & ~whole_y),
+        ):
+            if count := int(bad.sum()):
+                before = self.broken.get(what)
+                at = place(int(bad.nonzero()[0])) if before is None else before[1]
+                self.broken[what] = ((before[0] if before else 0) + count, at)
+        kept = whole_x & whole_y
+        log_a, log_b = torch.log_softmax(x, 1), torch.log_softmax(y, 1)
+        numbers = {"kl": _divergence(log_a, log_b), "equal": (x.argmax(1) == y.argmax(1)).double()}
+        if right is not None:
+            marked = (right != IGNORED).to(x.device)
+            column = right.clamp_min(0).to(x.device)[:, None]
+            ours, theirs = (log.gather(1, column)[:, 0] for log in (log_a, log_b))
+            none = torch.zeros_like(ours)
+            numbers["marked"] = marked.double()
+            numbers["change"] = torch.where(marked, theirs.exp() - ours.exp(), none)
+            numbers["log_a"] = torch.where(marked, ours, none)
+            numbers["log_b"] = torch.where(marked, theirs, none)
+        kept = kept.cpu()
+        groups = dealt_groups(where[0] + first, GROUPS)[kept]
+        here = {name: number.cpu()[kept] for name, number in numbers.items()}
+        here["n"] = torch.ones(len(groups), dtype=torch.float64)
+        places = kept.nonzero()[:, 0]
+        for name, number in here.items():
+            self.sums[name] = self.sums.get(name, torch.zeros(GROUPS, dtype=torch.float64)) + by_group(number, groups)
+        self.histogram += torch.bincount(_bins(here["kl"]), minlength=len(self.histogram))
+        extremes = {"kl": here["kl"]}
+        if "change" in here:
+            extremes |= {"drop": -here["change"], "rise": here["change"]}
+        for name, number in extremes.items():
+            if len(number):
+                k = int(number.argmax())
+                self._keep_furthest(name, float(number[k]), place(int(places[k])))
+
+    def _keep_furthest(self, name: str, value: float, place: Place) -> None:
+        before = self.furthest.get(name)
+        if before is None or (value, -place.input) > (before[0], -before[1].input):
+            self.furthest[name] = value, place
+
+    def merge(self, other: AnswerSums) -> AnswerSums:
+        """The sums over the inputs of both."""
+        if (self.sums and other.sums) and self.sums.keys() != other.sums.keys():
+            raise ValueError("these sums are of other answers: some have labels, some have none")
+        merged = AnswerSums(dict(self.sums), self.histogram + other.histogram, dict(self.furthest), dict(self.broken))
+        for name, number in other.sums.items():
+            merged.sums[name] = merged.sums.get(name, 0) + number
+        for name, (value, place) in other.furthest.items():
+            merged._keep_furthest(name, value, place)
+        for name, (count, place) in other.broken.items():
+            before = merged.broken.get(name)
+            first = place if before is None or place.input < before[1].input else before[1]
+            merged.broken[name] = (count + (before[0] if before else 0), first)
+        return merged
+
+    @property
+    def n(self) -> int:
+        """The predictions that were compared."""
+        return int(self.sums["n"].sum()) if self.sums else 0
+
+    def quantile(self, share: float) -> float:
+        """The KL divergence that this share of the predictions does not exceed, to the width of a bin."""
+        rank = max(1, math.ceil(share * int(self.histogram.sum())))
+        place = int(torch.searchsorted(self.histogram.cumsum(0), rank))
+        if not place:
+            return 0.0
+        largest = self.furthest["kl"][0]
+        return min(2 ** (LEAST + (place - 0.5) / PER_OCTAVE), largest) if place < len(self.histogram) - 1 else largest
+
+    def result(self) -> tuple[OutputDiff, ...]:
+        """One row for each number; none without predictions. Intervals (95 %) leave out groups of inputs in turn."""
+        rows = [
+            OutputDiff("undefined", count, at=place, meaning=f"predictions with {what}, which are left out")
+            for what, (count, place) in self.broken.items()
+        ]
+        if not self.n:
+            return tuple(rows)
+        n = self.sums["n"]
+        rows += [
+            self._mean("kl_divergence", self.sums["kl"], n, (0, None), "KL(a‖b) in nats, mean over predictions"),
+            OutputDiff("kl_median", self.quantile(0.5), meaning="half the predictions have at most this KL(a‖b)"),
+            OutputDiff("kl_99", self.quantile(0.99), meaning="99 % of the predictions have at most this KL(a‖b)"),
+            self._extreme("kl_largest", "kl", "the largest KL(a‖b) of a prediction"),
+            self._mean("agreement", self.sums["equal"], n, (0, 1), "share of predictions with the same first choice"),
+        ]
+        if "marked" in self.sums and (marked := self.sums["marked"]).any():
+            more = self.sums["log_a"] - self.sums["log_b"]
+            rows += [
+                self._mean(
+                    "probability_change", self.sums["change"], marked, (-1, 1), "of the right answer, b − a, mean"
+                ),
+                self._extreme("probability_drop", "drop", "by how much the right answer's probability falls at most"),
+                self._extreme("probability_rise", "rise", "by how much the right answer's probability rises at most"),
+                self._mean("perplexity_ratio", more, marked, (0, None), "the perplexity of b over that of a", np.exp),
+            ]
+        return tuple(rows)
+
+    def _extreme(self, measure: str, kind: str, meaning: str) -> OutputDiff:
+        value, place = self.furthest[kind]
+        return OutputDiff(measure, max(value, 0.0), at=place, meaning=meaning)
+
+    def _mean(
+        self,
+        measure: str,
+        total: Tensor,
+        n: Tensor,
+        bounds: tuple[float | None, float | None],
+        meaning: str,
+        of: Callable[[Any], Any] = np.asarray,
+    ) -> OutputDiff:
+        """A mean over predictions, or a function of it, with its interval by groups of inputs."""
+        value = float(of((total.sum() / n.sum()).numpy()))
+        groups = n > 0
+        if int(groups.sum()) < FEWEST_GROUPS or not math.isfinite(value):
+            return OutputDiff(measure, value, meaning=meaning)
+        without = (over_groups(total, True) / over_groups(n, True))[groups].numpy()
+        below, above = (float(reach) for reach in by_jackknife(of(without)).reach(CONFIDENCE))
+        low, high = value - below, value + above
+        bottom, top = bounds
+        low, high = low if bottom is None else max(low, bottom), high if top is None else min(high, top)
+        return OutputDiff(measure, value, low, high, meaning=meaning)
+
+
+def _by_token(logits: Tensor) -> Tensor:
+    if not are_logits(logits):
+        raise ValueError(
+            f"need logits (inputs, classes) or (inputs, tokens, vocabulary), got {tuple(logits.shape)} of "
+            f"{logits.dtype}"
+        )
+    return logits[:, None, :] if logits.ndim == 2 else logits
+
+
+def _unlike(a: Tensor, b: Tensor) -> str:
+    what = "shapes"
+    if a.ndim == b.ndim:
+        names = ("inputs", "tokens", "vocabularies") if a.ndim == 3 else ("inputs", "classes")
+        what = next(name for name, n, m in zip(names, a.shape, b.shape, strict=True) if n != m)
+    return f"the answers have other {what}: {tuple(a.shape)} in A, {tuple(b.shape)} in B; they cannot be paired"
+
+
+def _divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """(n,): Σ p (log p − log q) of each row, ∞ where q forbids what p allows; only rounding falls below 0."""
+    terms = torch.where(log_p > -math.inf, log_p.exp() * (log_p - log_q), 0.0)
+    return terms.sum(1).clamp_min(0)
+
+
+def _bins(divergences: Tensor) -> Tensor:
+    """Bin 0 holds 0 and what is below all bins, the last what is above."""
+    logs = torch.log2(divergences)
+    place = torch.floor((logs - LEAST) * PER_OCTAVE).clamp(-1, (MOST - LEAST) * PER_OCTAVE)
+    return (place + 1).long()

@@ -1,0 +1,516 @@
+"""`diff`: whether two models are the same, entry by entry, and if not, which module makes the error.
+
+The way of one diff: a look at a few inputs pairs the sites (`pairing`), one pass over the data measures the errors
+(`replay`), the floor says which of them matter (`floor`), and the first that does is followed down to the innermost
+module that makes it (`_Search`). The rest turns numbers into rows and a sentence.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..capture import Chunk, count_inputs, cut, named_arguments, select, unwrap
+from ..capture.calls import Seen, calls_inside
+from ..capture.restore import borrowed
+from ..capture.sites import Names, find_name
+from ..checks import listed
+from ..engine.network import OUTPUT, for_each, number_duplicates
+from ..engine.plan import MEMORY, parse_size
+from ..engine.provenance import provenance
+from ..engine.stream import CACHE, Stream
+from ..measures import largest_difference, least_row_cosine, mismatched_share, relative_error, row_cosine
+from ..progress import Progress
+from ..results import QUANTILES, Diff, Place, SiteDiff
+from ..stats import coarser, jackknife
+from .answers import AnswerSums, ids_in, logits_in, right_answers
+from .explain import notes_of, same_features, with_axes
+from .floor import BITS, Floor, Level
+from .pairing import Map, Pair, check_map, no_pairs, pair_sites, read_map
+from .record import Record, is_record
+from .replay import WHOLE, Gap, Reference, Replay, Subject
+
+LOOK = 8  # inputs of the first batch that are looked at before the pass, and on which a module is opened
+FLOOR_INPUTS = 100  # the most on which the floor is measured; else a tenth of them
+OPENED = 3  # guilty sites that are opened
+INPUTS = Pair("input", "input", "the inputs")
+
+
+def diff(
+    model_a: Any,
+    model_b: Any,
+    data: Any = None,
+    *,
+    sites: Any = None,
+    sites_a: Any = None,
+    sites_b: Any = None,
+    map: Map = None,
+    floor: Any = "batch",
+    rtol: float | None = None,
+    atol: float | None = None,
+    replay: bool = True,
+    prepare_a: Callable[[Any], Any] | None = None,
+    prepare_b: Callable[[Any], Any] | None = None,
+    inputs: Callable[[Any], Any] | None = None,
+    device: str | torch.device | None = None,
+    memory: int | str | None = None,
+    max_rows: int | None = None,
+    names: Sequence[str | None] | None = None,
+) -> Diff:
+    """Whether `model_b` is the same model as `model_a`, entry by entry, and if not, which module makes the error.
+
+    `model_a`, `model_b`: modules or model specifications, and `data` as in `compare`; two folders or files of weights
+    are compared tensor by tensor without data. Both models read the same inputs and see the same random numbers. They
+    run in evaluation mode; a layer that is in training mode inside a model in evaluation mode stays so.
+
+    `sites`, `sites_a`, `sites_b`: where the models are watched, by default their blocks or layers, always with the
+    output. `map`: {site of A: site of B} where names differ, a function of A's names or a file with lines a=b; else
+    sites are paired by name, or in order and by shape.
+
+    `floor`: what must not matter. "batch": half as many inputs at a time, and the rounding of the models' type;
+    "bfloat16", "float16" or "tf32": A in that precision; a model that counts as the same as A; or a relative error. An
+    error is beyond the floor if it is more than `factor` (of the result) times as large.
+
+    `replay` runs every paired module of B on A's activations too, which tells the error that it makes from what it
+    inherits, and descends to the innermost module: `first` of the result. `rtol` and `atol`: the tolerances of
+    `mismatched`, by default those of `torch.testing.assert_close`.
+    """
+    name_a, name_b = names or (None, None)
+    recorded = Record.load(model_a, name_a) if is_record(model_a) else None
+    if is_record(model_b):
+        raise TypeError(f"a record is the reference, so it comes first: diff({str(model_b)!r}, model)")
+    if recorded is not None:
+        data = recorded.data(data)
+    elif data is None:
+        return _without_data(model_a, model_b, names)
+    prepares = for_each("prepare", 2, prepare_a, prepare_b)
+    options: dict[str, Any] = {"inputs": inputs, "device": device}
+    a: Reference = recorded or Subject.of(model_a, name=name_a, prepare=prepares[0], **options)
+    b = Subject.of(model_b, name=name_b, prepare=prepares[1], **options)
+    a.sites, b.sites = for_each("sites", 2, sites_a, sites_b, sites)
+    number_duplicates([a, b])
+    with ExitStack() as stack:
+        stack.enter_context(borrowed([each.model for each in (a, b) if isinstance(each, Subject)]))
+        stack.enter_context(a.borrowed())
+        stack.enter_context(b.borrowed())
+        run = _Run(a, b, Stream.of(data, [a, b], max_rows), map, floor, parse_size(memory) or MEMORY)
+        return run.result(replay=replay, rtol=rtol, atol=atol, data=data)
+
+
+def _without_data(a: Any, b: Any, names: Sequence[str | None] | None) -> Diff:
+    """Two folders, files or state dicts of weights."""
+    if any(isinstance(model, nn.Module) for model in (a, b)):
+        raise TypeError("diff needs data to run models on, the third argument: diff(model_a, model_b, data)")
+    for path in (a, b):
+        if isinstance(path, (str, os.PathLike)) and not Path(path).exists():
+            raise TypeError(
+                f"{path} is no folder or file of weights, which could be compared without data: give data as the third "
+                "argument to run models on"
+            )
+    from .weights import diff_weights
+
+    name_a, name_b = names or (None, None)
+    return diff_weights(a, b, names=(name_a, name_b))
+
+
+@dataclass
+class _Guilt:
+    """Where an error is made: by a module of B, or by the code of the module around, before one of its parts."""
+
+    pair: Pair
+    made: float
+    floor: float
+    inside: bool  # the module makes it, so it can be opened; else the code before it, or after the last
+
+
+class _Run:
+    """One diff: what it knows before the pass, the pass, and what follows from it."""
+
+    def __init__(self, a: Reference, b: Subject, stream: Stream, map: Map, floor: Any, memory: int) -> None:
+        self.a, self.b, self.stream, self.memory = a, b, stream, memory
+        self.caveats: list[str] = []
+        self.answers = AnswerSums()
+        self.look = Chunk(cut(stream.first, 0, min(LOOK, count_inputs(stream.first))), stream.first_row, 0)
+        self.look = replace(self.look, count=count_inputs(self.look.batch))
+        self._check_modes()
+        if a.dtype != b.dtype:
+            b.cast = b.dtype
+            self.caveats.append(
+                f"{a.name} is of {BITS.get(a.dtype, a.dtype)} and {b.name} of {BITS.get(b.dtype, b.dtype)}: inputs are "
+                f"cast, and the floor is that of {BITS.get(coarser(a.dtype, b.dtype))}"
+            )
+        for subject in (a, b):
+            subject.settle(self.look)
+        self.pairs, self.seen_a, self.seen_b = self._pair(map)
+        self.floor = a.floor(floor, b) if isinstance(a, Record) else Floor.of(floor, cast(Subject, a), b, memory)
+
+    def _check_modes(self) -> None:
+        for subject in (self.a, self.b):
+            if training := subject.in_training():
+                self.caveats.append(
+                    f"{subject.name} is in evaluation mode, but not {listed(training, 3)}, which stay in training mode"
+                )
+
+    # Before the pass
+
+    def _pair(self, map: Map) -> tuple[list[Pair], list[Seen], list[Seen]]:
+        """The sites of both models, from a look at a few inputs, and which belong together."""
+        seen_a, first_a = self._sites(self.a)
+        wanted = read_map(map, [site.label for site in seen_a])
+        self.b.sites = self._sites_of_b(seen_a, wanted)
+        seen_b, first_b = self._sites(self.b)
+        check_map(wanted, [site.label for site in seen_a], [site.label for site in seen_b])
+        pairs = pair_sites(seen_a, seen_b, wanted=wanted)
+        by_shape = [pair for pair in pairs if pair.how in ("in order", "by shape")]
+        if len(by_shape) == len(pairs) < min(len(seen_a), len(seen_b)) / 2 + 0.5 and seen_a and seen_b:
+            raise no_pairs(seen_a, seen_b)
+        self.shuffled = {pair.a for pair in pairs if same_features(first_a[pair.a], first_b[pair.b])}
+        return with_axes(pairs, first_a, first_b), seen_a, seen_b
+
+    def _sites_of_b(self, seen_a: Sequence[Seen], wanted: Mapping[str, str]) -> Any:
+        """B's sites: those asked for, else modules with the names of A's sites, else its own default."""
+        root = unwrap(self.b.model)
+        if self.b.sites is not None or isinstance(root, torch.jit.ScriptModule):
+            return self.b.sites
+        names = Names.of(root)
+        labels = [wanted.get(site.label, site.label) for site in seen_a]
+        there = [label for label in labels if (found := find_name(names, label)) is not None and found[0]]
+        if there and len(there) * 2 >= len(labels):
+            return there
+        return [*wanted.values(), *select(names, None)] if wanted else None
+
+    def _sites(self, subject: Reference) -> tuple[list[Seen], dict[str, Tensor]]:
+        """A model's sites in execution order, and their activations for the look."""
+        found = subject.look_at(self.look)
+        self.caveats += [f"{subject.name}: {site} {why}, and is left out" for site, why in subject.silent.items()]
+        return found
+
+    # The pass
+
+    def _chunks(self) -> Iterator[Chunk]:
+        """The loader's batches, cut so that A's activations at all sites fit the memory, and a CPU's cache."""
+        bytes_ = [math.prod(site.shape) * 4 // self.look.count for site in self.seen_a] or [1]
+        most = max(1, self.memory // (4 * sum(bytes_)))
+        if self.a.on_cpu():
+            most = max(1, min(most, CACHE // max(bytes_)))
+        for chunk in self.stream.chunks(block=None):
+            for start in range(0, chunk.count, most):
+                count = min(most, chunk.count - start)
+                yield Chunk(cut(chunk.batch, start, start + count), chunk.start + start, count)
+
+    def result(self, *, replay: bool, rtol: float | None, atol: float | None, data: Any) -> Diff:
+        run = Replay(self.a, self.b, self.pairs, replay=replay, rtol=rtol, atol=atol)
+        worst, most, inputs = self.look, -1.0, 0
+        title = f"comparing {self.a.name} and {self.b.name}"
+        floor_chunk = self._floor_chunk()
+        with Progress(title, self.stream.expected, "inputs") as bar:
+            for chunk in self._chunks():
+                run.read(chunk)
+                self._add_answers(run, chunk)
+                inputs += chunk.count
+                bar.advance(chunk.count)
+                if (error := run.last_error) > most:
+                    most = error
+                    worst = _input(chunk, run.last_worst)
+        levels = self.floor.at(self.pairs, [floor_chunk])
+        search = _Search(self.a, self.b, self.floor, [self.look, worst] if worst is not self.look else [self.look])
+        return self._summed_up(run, levels, search, inputs, replay=replay, data=data)
+
+    def _floor_chunk(self) -> Chunk:
+        """The inputs on which the floor is measured: a tenth of them, but a few at least."""
+        first = count_inputs(self.stream.first)
+        tenth = (self.stream.expected or first) // 10
+        count = min(first, self.stream.max_rows or first, FLOOR_INPUTS, max(LOOK, tenth))
+        return Chunk(cut(self.stream.first, 0, count), self.stream.first_row, count)
+
+    def _add_answers(self, run: Replay, chunk: Chunk) -> None:
+        """What both models answered, if these are logits of the same classes or tokens."""
+        model = unwrap(self.b.model)
+        ids = ids_in(named_arguments(model, *self.b.arguments(chunk)))
+        a, b = (logits_in(answer, ids) for answer in run.answers)
+        if a is None or b is None or a.shape != b.shape or len(b) != chunk.count:
+            return
+        keep = run.masks.tokens if b.ndim == 3 and run.masks.tokens is not None else None
+        keep = keep if keep is not None and keep.shape == b.shape[:2] else None
+        self.answers.add(a, b.to(a.device), keep, right_answers(model, chunk.batch, ids, b, keep), chunk.start)
+
+    # After the pass
+
+    def _summed_up(
+        self, run: Replay, levels: Mapping[str, Level], search: _Search, inputs: int, *, replay: bool, data: Any
+    ) -> Diff:
+        factor = self.floor.factor
+        rows = [
+            self._row(run, pair, levels[pair.a], search)
+            for pair in [*self.pairs, WHOLE]
+            if pair.a in run.entries or pair.a in run.other_shapes
+        ]
+        by_site = {row.site_a: row for row in rows}
+        at_end = by_site.get(OUTPUT)
+        guilty = list(search.guilty(run, levels, by_site))
+        differs = bool(guilty) or (at_end is not None and at_end.beyond)
+        first: str | None = None
+        opened: list[list[SiteDiff]] = []
+        words = ""
+        if guilty:
+            first, opened, words = search.innermost(guilty[0])
+            others = [search.innermost(guilt) for guilt in guilty[1:OPENED] if guilt.inside]
+            opened += [rows for _, found, _ in others for rows in found]
+            names = [name for name, _, _ in others if name != first]
+            more = len([guilt for guilt in guilty[OPENED:] if guilt.inside])
+            words += f"; so do {listed(names)}{f' and {more} more' if more else ''}" if names else ""
+        elif differs:
+            first, words = self._unexplained(rows, replay=replay)
+        rows = _with_opened(rows, opened)
+        caveats = [*self.caveats, *self.floor.caveats, *self._lost(run)]
+        settings = {"factor": factor, "floor": self.floor.words}
+        if self.stream.max_rows is not None:
+            settings["max_rows"] = self.stream.max_rows
+        paired_a, paired_b = {pair.a for pair in self.pairs}, {pair.b for pair in self.pairs}
+        models = [self.a.describe(), self.b.describe()]
+        return Diff(
+            name_a=self.a.name,
+            name_b=self.b.name,
+            same=not differs,
+            verdict=self._verdict(rows, words, differs=differs, found=bool(guilty)),
+            first=first,
+            sites=tuple(rows),
+            outputs=self.answers.result(),
+            floor=self.floor.words,
+            factor=factor,
+            unpaired_a=tuple(site.label for site in self.seen_a if site.label not in paired_a),
+            unpaired_b=tuple(site.label for site in self.seen_b if site.label not in paired_b),
+            caveats=tuple(caveats),
+            provenance=provenance(settings=settings, models=models, data=data, inputs=inputs),
+        )
+
+    def _row(self, run: Replay, pair: Pair, level: Level, search: _Search) -> SiteDiff:
+        row = row_of(run, pair, level, self.floor.factor, self._types(pair))
+        return replace(row, notes=(*row.notes, "features in another order")) if pair.a in self.shuffled else row
+
+    def _types(self, pair: Pair) -> tuple[str, str]:
+        a = next((site.dtype for site in self.seen_a if site.label == pair.a), self.a.dtype)
+        b = next((site.dtype for site in self.seen_b if site.label == pair.b), self.b.dtype)
+        return str(a).removeprefix("torch."), str(b).removeprefix("torch.")
+
+    def _unexplained(self, rows: Sequence[SiteDiff], *, replay: bool) -> tuple[str | None, str]:
+        """Where an error that no module makes shows first."""
+        beyond = next(row for row in rows if row.beyond)
+        if not replay:
+            return None, f"from {beyond.site_b} on; which module makes it was not sought"
+        return beyond.site_b, f"from {beyond.site_b} on"
+
+    def _lost(self, run: Replay) -> list[str]:
+        texts = [f"{site}: shape {list(a)} in A and {list(b)} in B" for site, (a, b) in run.other_shapes.items()]
+        return [f"activations of other shapes are different: {listed(texts, 3, '; ')}"] if texts else []
+
+    def _verdict(self, rows: Sequence[SiteDiff], words: str, *, differs: bool, found: bool) -> str:
+        sites = [row for row in rows if not row.inside]
+        if not differs:
+            undone = [row.site_b for row in sites if row.beyond]
+            count = f"all {len(sites)} sites" if len(sites) > 1 else "the output"
+            if all(row.error == 0 for row in sites):
+                return f"The same, bit for bit, at {count}."
+            kind = self.floor.kind(self.a, self.b)
+            if undone:
+                return (
+                    f"The same up to {kind} at the output, though not at {listed(undone, 3)}, whose difference later "
+                    "layers undo."
+                )
+            return f"The same up to {kind} at {count}."
+        beyond = next((row.site_b for row in sites if row.beyond), None)
+        return f"Different{f' from {beyond} on' if beyond else ''}: {words}." if found else f"Different {words}."
+
+
+def _input(chunk: Chunk, number: int) -> Chunk:
+    k = min(max(0, number - chunk.start), chunk.count - 1)
+    return Chunk(cut(chunk.batch, k, k + 1), chunk.start + k, 1)
+
+
+def _with_opened(rows: Sequence[SiteDiff], opened: Sequence[Sequence[SiteDiff]]) -> list[SiteDiff]:
+    """The rows with what was found inside modules: each after the one before it there, or after its module."""
+    result = list(rows)
+    for inner in opened:
+        known = [row.site_a for row in result]
+        at = known.index(inner[0].inside) + 1 if inner[0].inside in known[:-1] else 0
+        for row in inner:
+            if row.site_a in known:
+                at = known.index(row.site_a) + 1
+                continue
+            result.insert(at, row)
+            known.insert(at, row.site_a)
+            at += 1
+    return result
+
+
+def row_of(run: Replay, pair: Pair, level: Level, factor: float, types: tuple[str, str], inside: str = "") -> SiteDiff:
+    """The numbers of one pair of sites."""
+    label, entries = pair.a, run.entries.get(pair.a)
+    made = run.made[label].value() if label in run.made and pair.b not in run.unfit else None
+    notes = [f"not run on A's inputs: {run.unfit[pair.b]}"] if pair.b in run.unfit else []
+    if made == math.inf:
+        notes.append("on A's inputs it answers with another shape, or with NaN")
+    about: dict[str, Any] = {
+        "site_a": pair.a,
+        "site_b": pair.b,
+        "paired": pair.how,
+        "dtype_a": types[0],
+        "dtype_b": types[1],
+        "made": None if made == math.inf else made,
+        "floor": level.error,
+        "made_floor": level.made,
+        "inside": inside,
+    }
+    if entries is None or label in run.other_shapes:
+        a, b = run.other_shapes[label]
+        notes.append(f"{list(a)} in A, {list(b)} in B")
+        return SiteDiff(shape=a[1:], error=math.nan, beyond=True, notes=tuple(notes), **about)
+    size, apart = float(entries.aa.sum()), float(entries.dd.sum())
+    error = 0.0 if apart == 0 else math.nan if size == 0 else float(relative_error(entries))
+    low_high = jackknife(entries)
+    shape = run.shapes[label]
+    lone = int(entries.lone) > 0
+    error = math.nan if lone else error
+    at = entries.lone_at if lone else entries.at
+    rest = run.rest[label].value() if label in run.rest else None
+    if rest is not None and rest > factor * level.error:
+        notes.append(f"other tensors that it returns differ by {rest:.2g}")
+    moment = float(entries.b.sum() - entries.a.sum()) / max(1, entries.entries)
+    return SiteDiff(
+        shape=shape,
+        error=error,
+        low=None if low_high is None or lone else low_high[0],
+        high=None if low_high is None or lone else low_high[1],
+        beyond=math.isnan(error) or max(error, rest or 0.0) > factor * level.error,
+        sqnr=None if apart == 0 or size == 0 else 10 * math.log10(size / apart),
+        largest=float(largest_difference(entries)),
+        at=_place(at.tolist(), shape) if lone or apart else None,
+        cosine=float(row_cosine(entries)),
+        least_cosine=float(least_row_cosine(entries)),
+        mismatched=float(mismatched_share(entries)),
+        quantiles=tuple(float(entries.quantile(share)) for share in QUANTILES),
+        shift=moment,
+        slope=None if size == 0 else float(entries.ab.sum()) / size,
+        inputs=entries.inputs,
+        notes=(*notes, *notes_of(entries)),
+        **about,
+    )
+
+
+def _place(at: Sequence[int], shape: Sequence[int]) -> Place:
+    index, rest = [], at[1]
+    for size in reversed(shape):
+        index.append(rest % size)
+        rest //= size
+    return Place(at[0], tuple(reversed(index)))
+
+
+class _Search:
+    """Follows an error into the module that makes it, one level at a time."""
+
+    def __init__(self, a: Reference, b: Subject, floor: Floor, chunks: Sequence[Chunk]) -> None:
+        self.a, self.b, self.floor, self.chunks = a, b, floor, chunks
+
+    def guilty(self, run: Replay, levels: Mapping[str, Level], rows: Mapping[str, SiteDiff]) -> Iterator[_Guilt]:
+        """The modules that make an error beyond their floor in execution order, and the code before or after them.
+
+        A site whose error a later one makes good is not guilty: layers that are fused, or features in another order.
+        """
+        factor = self.floor.factor
+
+        def beyond(gap: Gap | None, floor: float) -> float | None:
+            value = None if gap is None else gap.value()
+            return value if value is not None and value > factor * floor else None
+
+        made = {pair.a: beyond(run.made.get(pair.a), levels[pair.a].made) for pair in run.pairs}
+        for pair in run.pairs:
+            if pair.b in run.unfit:
+                made[pair.a] = None
+        if (error := beyond(run.inputs, levels[run.under.a].arrives)) is not None and run.under is WHOLE:
+            yield _Guilt(INPUTS, error, levels[run.under.a].arrives, inside=False)
+        for k, pair in enumerate(run.pairs):
+            if (error := beyond(run.arrives.get(pair.a), levels[pair.a].arrives)) is not None:
+                yield _Guilt(pair, error, levels[pair.a].arrives, inside=False)
+            if (error := made[pair.a]) is not None and not _is_undone(k, run.pairs, made, rows):
+                yield _Guilt(pair, error, levels[pair.a].made, inside=True)
+        if (error := beyond(run.leaves, levels[run.under.a].made)) is not None:
+            yield _Guilt(run.under, error, levels[run.under.a].made, inside=False)
+
+    def innermost(self, guilt: _Guilt) -> tuple[str, list[list[SiteDiff]], str]:
+        """The innermost module of B that makes the error, the rows found on the way, and the finding in words."""
+        opened: list[list[SiteDiff]] = []
+        if guilt.pair == INPUTS:
+            return "input", [], "the models are given different inputs, by their own preparation"
+        current, glue = (guilt.pair, None) if guilt.inside else (WHOLE, guilt)
+        made = guilt.made
+        while (step := self._open(current)) is not None:
+            rows, inner = step
+            opened.append(rows)
+            if inner is None:
+                break
+            made = inner.made
+            if not inner.inside:
+                glue = inner
+                break
+            current, glue = inner.pair, None
+        does = f"makes an error of {made:.2g}" if math.isfinite(made) else "answers with another shape, or with NaN"
+        if glue is None:
+            return current.b, opened, f"{current.b} {does}"
+        if current.b == OUTPUT:
+            words = f"nothing inside makes it; the model's own forward {does}, {_where(glue, current)}"
+        else:
+            words = f"{current.b} {does} in its own forward, {_where(glue, current)}"
+        return current.b, opened, words
+
+    def _open(self, pair: Pair) -> tuple[list[SiteDiff], _Guilt | None] | None:
+        """What the modules inside a pair do to A's activations: their rows, and the guilty one; None for a leaf.
+
+        None for a record as well, which has nothing of what is inside.
+        """
+        if not isinstance(self.a, Subject):
+            return None
+        seen = []
+        for subject, label in ((self.a, pair.a), (self.b, pair.b)):
+            with subject.undone():
+                seen.append(calls_inside(subject.model, label, subject.arguments(self.chunks[0])))
+        homes = tuple("" if label == OUTPUT else label.partition("@")[0] for label in (pair.a, pair.b))
+        inner = pair_sites(*seen, under=(homes[0], homes[1]))
+        if not inner:
+            return None
+        run = Replay(self.a, self.b, inner, under=pair)
+        for chunk in self.chunks:
+            run.read(chunk)
+        levels = self.floor.at(inner, self.chunks, pair)
+        types = {site.label: str(site.dtype).removeprefix("torch.") for of_one in seen for site in of_one}
+        rows = [
+            row_of(run, each, levels[each.a], self.floor.factor, (types[each.a], types[each.b]), inside=pair.a)
+            for each in inner
+            if each.a in run.entries or each.a in run.other_shapes
+        ]
+        guilty = list(self.guilty(run, levels, {row.site_a: row for row in rows}))
+        made = {guilt.pair.b for guilt in guilty if guilt.inside}
+        layers = {each.b for each in inner if self.b.has_weights(each.b)}
+        if pair != WHOLE and len(layers) > 1 and layers <= made:
+            return rows, None  # another module altogether: none of its layers is to blame alone
+        return rows, next(iter(guilty), None)
+
+
+def _is_undone(k: int, pairs: Sequence[Pair], made: Mapping[str, float | None], rows: Mapping[str, SiteDiff]) -> bool:
+    """Whether a later site makes good what this one does to A's activations, or this one what an earlier one did."""
+    guilty = [(number, rows[p.a].beyond) for number, p in enumerate(pairs) if made[p.a] is not None and p.a in rows]
+    own = next((beyond for number, beyond in guilty if number == k), True)
+    if own:
+        return any(number > k and not beyond for number, beyond in guilty)
+    return any(number < k and beyond for number, beyond in guilty)
+
+
+def _where(guilt: _Guilt, home: Pair) -> str:
+    return "after its last layer" if guilt.pair == home else f"before {guilt.pair.b}"

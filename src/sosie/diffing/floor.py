@@ -1,0 +1,195 @@
+"""The floor: what A differs from itself by under changes that must not matter, measured like any difference."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..capture import Chunk, unwrap
+from ..checks import one_of, positive
+from ..engine.plan import size_text
+from ..measures import relative_error
+from ..process_state import matmul_precision, switched
+from ..stats import coarser
+from .pairing import Pair
+from .replay import WHOLE, Gap, Reference, Replay, Subject
+
+FACTOR = 8.0  # an error beyond the floor is larger than the floor by this factor
+NAMES = ("batch", "bfloat16", "float16", "tf32")
+HIGHER = {torch.float32: torch.float64, torch.bfloat16: torch.float32, torch.float16: torch.float32}
+BITS = {torch.float64: "float64", torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+@dataclass(frozen=True)
+class Level:
+    """The floor at one site: of its error, of the error that its module makes, and of what arrives at it."""
+
+    error: float
+    made: float
+    arrives: float
+
+
+@dataclass
+class Variant:
+    """A as it must not differ from itself."""
+
+    subject: Subject
+    words: str
+    share: float = 1.0  # of each chunk
+    threads: int | None = None
+    tf32: bool = False
+
+
+@dataclass
+class Floor:
+    """What must not matter. A tolerance is a floor of its own, the same everywhere."""
+
+    a: Subject
+    variants: list[Variant]
+    least: float  # the rounding of the coarser type at hand, or the tolerance
+    factor: float
+    words: str
+    given: Any = None
+    caveats: list[str] = field(default_factory=list)
+    known: Mapping[str, Level] = field(default_factory=dict)  # at these sites it was measured before
+
+    @classmethod
+    def of(cls, given: Any, a: Subject, b: Subject, memory: int) -> Floor:
+        dtype = coarser(a.dtype, b.dtype)
+        if isinstance(given, (int, float)) and not isinstance(given, bool):
+            tolerance = positive(given, "floor")
+            return cls(a, [], tolerance, 1.0, f"a relative error of {tolerance:g}, as given", given)
+        if isinstance(given, nn.Module) or (isinstance(given, str) and given not in NAMES and os.path.exists(given)):
+            other = Subject.of(given, name="the floor", prepare=a.prepare, inputs=a.inputs, device=a.device)
+            least = torch.finfo(coarser(dtype, other.dtype)).eps
+            return cls(a, [Variant(other, "the model given")], least, FACTOR, f"A against {other.describe()}", given)
+        one_of(given, "floor", NAMES)
+        self = cls(a, [], torch.finfo(dtype).eps, FACTOR, "", given)
+        if given == "tf32":
+            if a.home.type != "cuda":
+                raise ValueError('floor="tf32" needs a model on a GPU: TF32 is how GPUs multiply float32')
+            self.variants.append(Variant(a, "A with TF32 products", tf32=True))
+        elif given != "batch":
+            dtype = getattr(torch, given)
+            self.least = torch.finfo(dtype).eps
+            self._add_copy(dtype, memory, f"A in {given}")
+        else:
+            self._add_batch()
+            if a.dtype != dtype:
+                self._add_copy(dtype, memory, f"A in {BITS.get(dtype, dtype)}, the type of B")
+            elif dtype in HIGHER:
+                self._add_copy(HIGHER[dtype], memory, f"A in {BITS[HIGHER[dtype]]}")
+        self.words = "; ".join(variant.words for variant in self.variants)
+        return self
+
+    def _add_batch(self) -> None:
+        fewer = 1 if self.a.on_cpu() and torch.get_num_threads() > 1 else None
+        words = "A with half as many inputs at a time" + (" and one thread" if fewer else "")
+        self.variants.append(Variant(self.a, words, share=0.5, threads=fewer))
+
+    def _add_copy(self, dtype: torch.dtype, memory: int, words: str) -> None:
+        """A copy of A in another type."""
+        size = sum(t.numel() for t in self.a.model.parameters()) * torch.finfo(dtype).bits // 8
+        if size > memory:
+            self.caveats.append(
+                f"the floor lacks the rounding of A measured layer by layer: a copy in {BITS.get(dtype, dtype)} takes "
+                f"{size_text(size)}, more than the budget of {size_text(memory)}; raise memory="
+            )
+            return
+        try:
+            model = copy.deepcopy(unwrap(self.a.model)).to(dtype)
+        except (RuntimeError, TypeError, NotImplementedError, AttributeError) as error:  # not every model can be copied
+            self.caveats.append(f"the floor lacks the rounding of A, of which no copy could be made: {error}")
+            return
+        variant = replace(self.a, model=model, cast=dtype)
+        variant.changes = self.a.changes
+        self.variants.append(Variant(variant, words))
+
+    def kind(self, a: Reference, b: Subject) -> str:
+        """What it allows, in a few words."""
+        if not self.variants and self.factor == 1:
+            return f"a relative error of {self.least:g}"
+        if self.given in ("bfloat16", "float16", "tf32"):
+            return f"{self.given} rounding"
+        if isinstance(self.given, str) and self.given == "batch":
+            dtype = coarser(a.dtype, b.dtype)
+            return f"{BITS.get(dtype, dtype)} rounding"
+        return "what the given model differs by"
+
+    def at(self, pairs: Sequence[Pair], chunks: Sequence[Chunk], under: Pair = WHOLE) -> dict[str, Level]:
+        """The floor at the sites of A in these pairs, measured on a few inputs."""
+        own = [Pair(pair.a, pair.a, "") for pair in pairs]
+        labels = [*(pair.a for pair in own), under.a]
+        nothing = Level(0.0, 0.0, 0.0)
+        level = {
+            label: Level(*(max(self.least, x) for x in _numbers(self.known.get(label, nothing)))) for label in labels
+        }
+        for variant in list(self.variants):
+            try:
+                found = self._measured(variant, own, chunks, Pair(under.a, under.a, ""))
+            except (RuntimeError, ValueError, TypeError) as error:  # code with a fixed type does not run in another
+                self.variants.remove(variant)
+                self.caveats.append(f"the floor lacks {variant.words}, which does not run: {_first_line(error)}")
+                self.words = "; ".join(each.words for each in self.variants) or "the rounding of the type alone"
+                continue
+            level = {
+                label: Level(*(max(x, y) for x, y in zip(_numbers(level[label]), found[label], strict=True)))
+                for label in labels
+            }
+        return level
+
+    def _measured(
+        self, variant: Variant, pairs: Sequence[Pair], chunks: Sequence[Chunk], under: Pair
+    ) -> dict[str, tuple[float, float, float]]:
+        run = Replay(self.a, variant.subject, pairs, under=under, share=variant.share)
+        with _conditions(variant):
+            for chunk in chunks:
+                run.read(chunk)
+        return {label: floor_numbers(run, label) for label in [*(pair.a for pair in pairs), under.a]}
+
+
+def floor_numbers(run: Replay, label: str) -> tuple[float, float, float]:
+    """Error, made and arriving of A against itself; 0 where it could not be measured."""
+    entries = run.entries.get(label)
+    error = 0.0
+    if entries is not None and float(entries.aa.sum()) and not float(entries.lone):
+        error = float(relative_error(entries))
+    at_end = label == run.under.a
+    made = run.leaves if at_end else run.made.get(label)
+    arrives = run.inputs if at_end else run.arrives.get(label)
+    return error, _finite(made), _finite(arrives)
+
+
+def _finite(gap: Gap | None) -> float:
+    value = None if gap is None else gap.value()
+    return 0.0 if value is None or value == float("inf") else value
+
+
+def _numbers(level: Level) -> tuple[float, float, float]:
+    return level.error, level.made, level.arrives
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+@contextmanager
+def _conditions(variant: Variant) -> Iterator[None]:
+    before = torch.get_num_threads()
+    with ExitStack() as stack:
+        stack.enter_context(matmul_precision("tf32") if variant.tf32 else nullcontext())
+        if variant.tf32:
+            stack.enter_context(switched(torch.backends.cudnn, "allow_tf32", True))
+        if variant.threads is not None:
+            torch.set_num_threads(variant.threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)

@@ -1,0 +1,389 @@
+"""Two models on the same inputs: how B differs from A at each pair of sites, and what B makes of A's activations.
+
+The second is the replay: one forward of B in which every paired module is given what its counterpart in A was given,
+and answers with what that answered. So each module is judged by itself (`made`), and so is the code between them: what
+arrives at a module where nothing but A's activations went in before (`arrives`), and what leaves the whole (`leaves`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..capture import Chunk, Masks, cut, kept_attributes, types_of, unwrap, watch
+from ..capture.calls import (
+    Argument,
+    Arguments,
+    Call,
+    CallRecorder,
+    Seen,
+    answering_as,
+    fed,
+    like_own,
+    matched,
+    run_around,
+    some_inputs,
+    tensors_at,
+)
+from ..capture.restore import modules_of, state_of
+from ..capture.sites import Names, ancestors, at_path, find_name, path_to_tensor, replaced, split_call
+from ..engine.network import OUTPUT, Network
+from ..process_state import kept_random_state, products
+from ..stats import Entries
+from .explain import axes_of, numbers
+from .pairing import Pair
+
+WHOLE = Pair(OUTPUT, OUTPUT, "the output")
+
+
+@dataclass
+class Subject(Network):
+    """A model that is diffed: as found if it is in evaluation mode, its inputs cast to its own type if that differs."""
+
+    cast: torch.dtype | None = None  # the type that floating-point inputs are converted to
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.changes = True  # whether a forward changes the model's state; known after `settle`
+        self.silent: dict[str, str] = {}  # sites that a look has left out, and why
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of most of its floating-point numbers."""
+        types = types_of(self.model)
+        counts = {dtype: sum(p.numel() for p in self.model.parameters() if p.dtype == dtype) for dtype in types}
+        return max(counts, key=lambda dtype: counts[dtype]) if counts else torch.float32
+
+    def has_weights(self, label: str) -> bool:
+        """Whether the module at a site has weights, in it or inside it."""
+        module = unwrap(self.model).get_submodule(split_call(label)[0])
+        return next(module.parameters(), None) is not None
+
+    def in_training(self) -> list[str]:
+        """Modules in training mode inside a model that is in evaluation mode: BatchNorm there mixes its inputs."""
+        if self.model.training:
+            return []
+        return [name for name, module in self.model.named_modules() if module.training and not list(module.children())]
+
+    @contextmanager
+    def borrowed(self) -> Iterator[Network]:
+        """As `Network.borrowed`, but modules in training mode inside a model in evaluation mode stay there."""
+        left = [] if self.model.training else [module for module in modules_of(self.model) if module.training]
+        with super().borrowed():
+            for module in left:
+                module.training = True
+            yield self
+
+    def arguments(self, chunk: Chunk) -> Arguments:
+        given = super().arguments(chunk)
+        for path, tensor in tensors_at(given) if self.cast is not None else ():
+            if tensor.is_floating_point():
+                given = replaced(given, path, tensor.to(self.cast))
+        return given
+
+    def settle(self, chunk: Chunk) -> None:
+        """Find out whether a forward changes the model's state, from one."""
+        if isinstance(unwrap(self.model), torch.jit.ScriptModule):
+            return  # which does not show its state
+        modules = modules_of(self.model)
+        with self.undone():
+            before = state_of(modules)
+            args, kwargs = self.arguments(chunk)
+            unwrap(self.model)(*args, **kwargs)
+            self.changes = state_of(modules) != before
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Forwards in this block draw the same random numbers as others, and leave nothing behind on the model."""
+        with kept_random_state(), kept_attributes(self.model) if self.changes else nullcontext():
+            yield
+
+    def look_at(self, chunk: Chunk) -> tuple[list[Seen], dict[str, Tensor]]:
+        """The sites in execution order, without the output, and the activations of all for some inputs."""
+        root, sites = unwrap(self.model), self.sites
+        if isinstance(root, torch.jit.ScriptModule):
+            return [], {}
+        if sites is not None and not isinstance(sites, str) and isinstance(sites, Sequence):
+            sites = [site for site in sites if not isinstance(site, str) or _exists(root, site)] or sites
+        with self.undone(), watch(self.model, sites, sink=lambda _, x: x.clone(), axes=False) as seen:
+            args, kwargs = self.arguments(chunk)
+            with self._named_in_errors(chunk):
+                seen.run(*args, **kwargs)
+        self.silent = {site: why for site, why in seen.left_out.items() if "never called" not in why}
+        return [Seen(site, tuple(x.shape), x.dtype) for site, x in seen.items() if site != OUTPUT], dict(seen.items())
+
+    def recorder(self, labels: Sequence[str]) -> Callable[[Chunk], tuple[dict[str, Call], Any, Masks]]:
+        """A function from inputs to the calls of these modules, the answer, and the masks of padded tokens."""
+        recorder = CallRecorder(self.model, labels)
+
+        def run(chunk: Chunk) -> tuple[dict[str, Call], Any, Masks]:
+            with self.undone(), self._named_in_errors(chunk):
+                masks = self.masks(chunk.batch, *self.arguments(chunk))
+                return *recorder.run(lambda: self.arguments(chunk)), masks
+
+        return run
+
+    def run_around(self, labels: Sequence[str], chunk: Chunk, enter: Any = None, leave: Any = None) -> Any:
+        with self.undone(), self._named_in_errors(chunk):
+            return run_around(self.model, labels, self.arguments(chunk), enter=enter, leave=leave)
+
+
+class Reference(Protocol):
+    """What a diff asks of A: a model, or a record of one."""
+
+    name: str
+    sites: Any
+    silent: dict[str, str]
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+    def describe(self) -> str: ...
+    def borrowed(self) -> AbstractContextManager[Any]: ...
+    def settle(self, chunk: Chunk) -> None: ...
+    def in_training(self) -> list[str]: ...
+    def on_cpu(self) -> bool: ...
+    def look_at(self, chunk: Chunk) -> tuple[list[Seen], dict[str, Tensor]]: ...
+    def recorder(self, labels: Sequence[str]) -> Callable[[Chunk], tuple[dict[str, Call], Any, Masks]]: ...
+
+
+def _exists(root: nn.Module, label: str) -> bool:
+    return (
+        any(sign in label for sign in "*?[")
+        or label in ("leaves", "blocks", ".")
+        or bool(find_name(Names.of(root), label))
+    )
+
+
+class Gap:
+    """The relative error of a few tensors over all inputs, each by itself: the largest counts."""
+
+    def __init__(self) -> None:
+        self._squares: dict[Any, list[Any]] = {}  # Σ(a − b)² and Σa² by tensor
+
+    def add(self, key: Any, a: Tensor | None, b: Tensor) -> None:
+        assert a is not None
+        a, b = numbers(a), numbers(b).to(a.device)
+        if a.shape != b.shape:
+            self.fail(key)
+            return
+        sums = torch.stack([_squares(a, b), _squares(a, None)])
+        if not bool(sums.isfinite().all()):
+            odd = ~(a.isfinite() & b.isfinite())
+            if bool((odd & (a != b) & ~(a.isnan() & b.isnan())).any()):
+                self.fail(key)
+                return
+            a, b = a.masked_fill(odd, 0), b.masked_fill(odd, 0)
+            sums = torch.stack([_squares(a, b), _squares(a, None)])
+        self._squares[key] = [self._squares[key][0] + sums] if key in self._squares else [sums]
+
+    def fail(self, key: Any = None) -> None:
+        """Another shape, or NaN on one side alone."""
+        self._squares[key] = [torch.tensor([math.inf, 1.0], dtype=torch.float64)]
+
+    def value(self) -> float | None:
+        errors = []
+        for (sums,) in self._squares.values():
+            dd, aa = sums.tolist()
+            errors.append(0.0 if dd == 0 else math.inf if aa == 0 else (dd / aa) ** 0.5)
+        return max(errors, default=None)
+
+
+def _squares(a: Tensor, b: Tensor | None) -> Tensor:
+    return torch.linalg.vector_norm(a if b is None else a - b, dtype=torch.float64).square().cpu()
+
+
+class Replay:
+    """The pass of two models over the same chunks; `under` is the pair of modules inside which the pairs lie."""
+
+    def __init__(
+        self,
+        a: Reference,
+        b: Subject,
+        pairs: Sequence[Pair],
+        *,
+        under: Pair = WHOLE,
+        replay: bool = True,
+        share: float = 1.0,  # of each chunk that B is given
+        rtol: float | None = None,
+        atol: float | None = None,
+    ) -> None:
+        self.a, self.b, self.under = a, b, under
+        self.pairs = [pair for pair in pairs if pair.a != under.a]
+        self._replay, self._share = replay, share
+        self._tolerances = {"rtol": rtol, "atol": atol}
+        self._reference = a.recorder([*(pair.a for pair in self.pairs), under.a])
+        self._levels = levels_of(self.pairs)
+        self.entries: dict[str, Entries] = {}  # by A's label, as everything here
+        self.shapes: dict[str, tuple[int, ...]] = {}  # of one input's activation
+        self.other_shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # of A and B, where they differ
+        self.rest: dict[str, Gap] = {}  # the difference of other tensors that a module returns: the total
+        self.made: dict[str, Gap] = {}
+        self.unfit: dict[str, str] = {}  # why a module of B could not be run on A's inputs
+        self.arrives: dict[str, Gap] = {}
+        self.leaves, self.inputs = Gap(), Gap()
+        self._axes: dict[tuple[str, Any], tuple[int, ...] | None] = {}  # of A's arguments, by B's label and place
+        self.answers: tuple[Any, Any] = (None, None)  # what both models returned for the last chunk
+        self.masks = Masks(None)  # of the last chunk
+        self.last_error, self.last_worst = 0.0, 0  # of the last chunk: the largest error, and the input where it is
+
+    def read(self, chunk: Chunk) -> None:
+        self.last_error, self.last_worst = 0.0, chunk.start
+        calls, answer, masks = self._reference(chunk)
+        if self._share < 1:
+            count = max(1, int(chunk.count * self._share))
+            calls = {label: some_inputs(call, 0, count, of=chunk.count) for label, call in calls.items()}
+            tokens, decoder = (None if mask is None else mask[:count] for mask in (masks.tokens, masks.decoder))
+            masks = Masks(tokens, decoder)
+            chunk = Chunk(cut(chunk.batch, 0, count), chunk.start, count)
+        with products():
+            self._total(chunk, calls, masks, answer)
+            for level, labels in enumerate(self._levels) if self._replay else ():
+                self._isolated(chunk, calls, masks, labels, outermost=level == 0)
+
+    def _counterparts(self, calls: dict[str, Call], pairs: Sequence[Pair]) -> dict[str, tuple[Pair, Call]]:
+        """By B's label, the pairs that both models passed."""
+        return {pair.b: (pair, calls[pair.a]) for pair in pairs if pair.a in calls}
+
+    def _total(self, chunk: Chunk, calls: dict[str, Call], masks: Masks, answer: Any) -> None:
+        counterparts = self._counterparts(calls, [*self.pairs, self.under])
+
+        def enter(label: str, module: nn.Module, given: Arguments) -> Arguments | None:
+            pair, call = counterparts[label]
+            if pair != self.under:
+                return None
+            found = matched(call, module, given)
+            if label == OUTPUT:
+                for each in found:
+                    if each.other is not None and not each.is_mask:
+                        self.inputs.add(each.path, like_own(each.other, each.own), each.own)
+                return None
+            return fed(given, found)
+
+        def leave(label: str, module: nn.Module, output: Any) -> None:
+            pair, call = counterparts[label]
+            self._compare(pair, call, output, masks, chunk)
+
+        output = self.b.run_around(list(counterparts), chunk, enter, leave)
+        self.answers, self.masks = (answer, output), masks
+
+    def _compare(self, pair: Pair, call: Call, output: Any, masks: Masks, chunk: Chunk) -> None:
+        path, theirs = path_to_tensor(output), call.activation
+        if path is None or theirs is None:
+            return
+        label, a, b = pair.a, numbers(theirs), pair.arranged(numbers(at_path(output, path)))
+        if a.shape != b.shape:
+            self.other_shapes[label] = tuple(a.shape), tuple(b.shape)
+            return
+        a, b = (without_padding(each, masks, label) for each in (a, b))
+        rows_a, rows_b = rows_of(a, chunk.count), rows_of(b, chunk.count)
+        self.shapes.setdefault(label, tuple(a.shape[1:]) if len(rows_a) == len(a) else tuple(rows_a.shape[1:]))
+        found = Entries.of(rows_a, rows_b, start=chunk.start, **self._tolerances)
+        self._note_worst(found)
+        self.entries[label] = self.entries[label].merge(found) if label in self.entries else found
+        rest = self.rest.setdefault(label, Gap())
+        main = path_to_tensor(call.output)
+        places = {place: tensor for place, tensor in tensors_at(call.output) if place != main}
+        for place, tensor in tensors_at(output):
+            if place != path and place in places and places[place].shape == tensor.shape and tensor.is_floating_point():
+                rest.add(place, places[place], tensor)
+
+    def _note_worst(self, found: Entries) -> None:
+        size, lone = float(found.aa.sum()), bool(found.lone)
+        error = math.inf if lone else float(found.dd.sum()) / size if size else 0.0
+        if error > self.last_error:
+            self.last_error, self.last_worst = error, int((found.lone_at if lone else found.at)[0])
+
+    def _isolated(
+        self, chunk: Chunk, calls: dict[str, Call], masks: Masks, pairs: Sequence[Pair], *, outermost: bool
+    ) -> None:
+        """Run B with A's activations into and out of these modules."""
+        counterparts = self._counterparts(calls, [*pairs, self.under])
+
+        def enter(label: str, module: nn.Module, given: Arguments) -> Arguments:
+            pair, call = counterparts[label]
+            found = [self._arranged(pair, each) for each in matched(call, module, given)]
+            if pair != self.under:
+                self._arrive(pair, found, outermost)
+            return fed(given, found)
+
+        def leave(label: str, module: nn.Module, output: Any) -> Any:
+            pair, call = counterparts[label]
+            result, tensors, fits = answering_as(output, call.output, pair.as_in_b)
+            gap = Gap()
+            if pair == self.under:
+                if not outermost:
+                    return None
+                gap = self.leaves
+            elif label not in self.unfit:
+                gap = self.made.setdefault(pair.a, gap)
+            if not fits:
+                gap.fail()
+            for k, (a, b) in enumerate(tensors):
+                gap.add(k, *(without_padding(each, masks, pair.a) for each in (a, b)))
+            return None if pair == self.under else result
+
+        self.b.run_around(list(counterparts), chunk, enter, leave)
+
+    def _arranged(self, pair: Pair, each: Argument) -> Argument:
+        """The argument with A's axes in the order in which B's module wants them, found once."""
+        if each.other is None or each.is_mask or not each.own.is_floating_point():
+            return each
+        key = (pair.b, each.path)
+        if key not in self._axes:
+            self._axes[key] = axes_of(each.own, each.other)
+        axes = self._axes[key]
+        return each if axes is None else replace(each, other=each.other.permute(axes))
+
+    def _arrive(self, pair: Pair, found: Sequence[Argument], outermost: bool) -> None:
+        """Note whether A's inputs fit B's module, and by how much what B itself made of A's activations differs."""
+        gap = self.arrives.setdefault(pair.a, Gap())
+        for each in found:
+            if each.is_mask:
+                if each.fits and outermost:
+                    gap.add(each.path, *(mask_numbers(m) for m in (each.other, each.own)))
+            elif not each.fits:
+                theirs = "nothing there" if each.other is None else f"{tuple(each.other.shape)} of {each.other.dtype}"
+                self.unfit[pair.b] = (
+                    f"{each.name} is {tuple(each.own.shape)} of {each.own.dtype} in B, {theirs} in A"
+                ).replace("torch.", "")
+            elif outermost:
+                gap.add(each.path, like_own(each.other, each.own), each.own)
+
+
+def mask_numbers(mask: Tensor | None) -> Tensor:
+    assert mask is not None
+    return mask.clamp(min=-1e3) if mask.is_floating_point() else mask
+
+
+def levels_of(pairs: Sequence[Pair]) -> list[list[Pair]]:
+    """The pairs by how many others contain them: those of one level can be replayed in one forward."""
+    names = {split_call(pair.b)[0] for pair in pairs}
+    levels: dict[int, list[Pair]] = {0: []}
+    for pair in pairs:
+        levels.setdefault(len(names.intersection(ancestors(split_call(pair.b)[0]))), []).append(pair)
+    return [levels[depth] for depth in sorted(levels)]
+
+
+def without_padding(activation: Tensor, masks: Masks, label: str) -> Tensor:
+    """The activation (inputs, tokens, …) with zeros at padded tokens, where models may differ as they like."""
+    if activation.ndim < 3:
+        return activation
+    fits = [m for m in (masks.tokens, masks.decoder) if m is not None and m.shape == activation.shape[:2]]
+    if not fits:
+        return activation
+    mask = fits[-1] if "decoder" in label.split(".") else fits[0]
+    keep = (mask != 0).to(activation.device).reshape(*mask.shape, *[1] * (activation.ndim - 2))
+    return activation.where(keep, activation.new_zeros(()))
+
+
+def rows_of(activation: Tensor, inputs: int) -> Tensor:
+    """(inputs, entries); one row where the inputs cannot be told apart."""
+    if activation.ndim and len(activation) and len(activation) % inputs == 0:
+        return activation.reshape(inputs, -1)
+    return activation.reshape(1, -1)

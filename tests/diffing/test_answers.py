@@ -1,0 +1,161 @@
+"""What two models answer: truth in float64, slices, padding, places, labels, intervals, merging."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sosie.diffing import answers
+from sosie.diffing.answers import IGNORED, AnswerSums, next_tokens
+from sosie.results.diff import OutputDiff
+
+
+def logits(*shape: int, seed: int = 0, change: float = 0.3) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    a = 2 * torch.randn(*shape, generator=generator)
+    return a, a + change * torch.randn(*shape, generator=generator)
+
+
+def rows(sums: AnswerSums) -> dict[str, OutputDiff]:
+    return {row.measure: row for row in sums.result()}
+
+
+def divergences(a: Tensor, b: Tensor) -> np.ndarray:
+    p, q = (np.exp(x.double().numpy()) for x in (a, b))
+    p, q = p / p.sum(-1, keepdims=True), q / q.sum(-1, keepdims=True)
+    return (p * np.log(p / q)).sum(-1)
+
+
+def test_numbers_are_those_of_float64_with_padding_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = logits(40, 7, 11)
+    keep = torch.ones(40, 7)
+    keep[::3, 4:] = 0
+    b[0, 5] += 10 * torch.arange(11)  # padding, which would be the largest
+    ids = torch.randint(11, (40, 7), generator=torch.Generator().manual_seed(2))
+    labels = next_tokens(ids, keep)
+    monkeypatch.setattr(answers, "SLICE", 50)
+    sums = AnswerSums()
+    for start in range(0, 40, 16):
+        part = slice(start, start + 16)
+        sums.add(a[part], b[part], keep[part], labels[part], start)
+    found = rows(sums)
+    kept = keep.bool()
+    kl = divergences(a, b)
+    assert found["kl_divergence"].value == pytest.approx(kl[kept.numpy()].mean(), rel=1e-9)
+    assert found["kl_median"].value == pytest.approx(np.median(kl[kept.numpy()]), rel=0.03)
+    assert found["kl_99"].value == pytest.approx(np.quantile(kl[kept.numpy()], 0.99, method="inverted_cdf"), rel=0.012)
+    where = np.unravel_index(np.where(kept, kl, 0).argmax(), kl.shape)
+    assert found["kl_largest"].value == pytest.approx(kl[where], rel=1e-9)
+    place = found["kl_largest"].at
+    assert place is not None
+    assert (place.input, *place.index) == where
+    equal = a.argmax(-1) == b.argmax(-1)
+    assert found["agreement"].value == pytest.approx(float(equal[kept].double().mean()), rel=1e-12)
+    marked = labels != IGNORED
+    assert marked.sum() == (kept[:, 1:] & kept[:, :-1]).sum()
+    log_a, log_b = (
+        torch.log_softmax(x.double(), -1).gather(-1, labels.clamp_min(0)[..., None])[..., 0][marked] for x in (a, b)
+    )
+    change = log_b.exp() - log_a.exp()
+    assert found["probability_change"].value == pytest.approx(float(change.mean()), rel=1e-9)
+    assert found["probability_drop"].value == pytest.approx(float(-change.min()), rel=1e-9)
+    assert found["perplexity_ratio"].value == pytest.approx(float((log_a.mean() - log_b.mean()).exp()), rel=1e-9)
+
+
+def test_the_same_answers_have_no_divergence() -> None:
+    a, _ = logits(50, 9)
+    sums = AnswerSums()
+    sums.add(a, a + 3, labels=torch.arange(50) % 9)
+    found = rows(sums)
+    assert found["kl_divergence"].value < 1e-12
+    assert found["agreement"].value == 1
+    assert found["perplexity_ratio"].value == pytest.approx(1, rel=1e-6)
+    assert found["kl_largest"].at is not None
+    assert found["kl_largest"].at.index == ()
+
+
+def test_merging_gives_what_one_pass_gives() -> None:
+    a, b = logits(60, 4, 5)
+    whole, first, second = AnswerSums(), AnswerSums(), AnswerSums()
+    whole.add(a, b)
+    first.add(a[:33], b[:33])
+    second.add(a[33:], b[33:], first_input=33)
+    for merged in (first.merge(second), second.merge(first), AnswerSums().merge(first).merge(second)):
+        for mine, theirs in zip(whole.result(), merged.result(), strict=True):
+            assert mine.value == pytest.approx(theirs.value, rel=1e-12)
+            assert mine.at == theirs.at
+            assert (mine.low is None) == (theirs.low is None)
+
+
+def test_intervals_are_by_inputs_not_by_tokens() -> None:
+    """Tokens that repeat one prediction add nothing; few inputs give no interval."""
+    a, b = logits(300, 1, 6)
+    single, repeated = AnswerSums(), AnswerSums()
+    single.add(a, b)
+    repeated.add(a.expand(300, 20, 6), b.expand(300, 20, 6))
+    one, many = rows(single)["agreement"], rows(repeated)["agreement"]
+    assert one.low is not None
+    assert (many.low, many.high) == pytest.approx((one.low, one.high), rel=1e-9)
+    few = AnswerSums()
+    few.add(a[:3].expand(3, 20, 6), b[:3].expand(3, 20, 6))
+    assert rows(few)["agreement"].low is None
+
+
+def test_nan_is_counted_with_its_place_and_left_out() -> None:
+    a, b = logits(20, 3, 5)
+    b[7, 2, 1] = math.nan
+    sums = AnswerSums()
+    sums.add(a, b, first_input=100)
+    first = sums.result()[0]
+    assert first.measure == "undefined"
+    assert first.value == 1
+    assert first.at is not None
+    assert (first.at.input, first.at.index) == (107, (2,))
+    assert "NaN in B alone" in first.meaning
+    assert sums.n == 59
+    assert math.isfinite(rows(sums)["kl_divergence"].value)
+
+
+def test_a_forbidden_class_is_infinitely_far() -> None:
+    a, b = logits(20, 5)
+    b[3, 1] = -math.inf
+    sums = AnswerSums()
+    sums.add(a, b)
+    found = rows(sums)
+    assert found["kl_largest"].value == math.inf
+    assert found["kl_largest"].at is not None
+    assert found["kl_largest"].at.input == 3
+    assert math.isfinite(found["kl_median"].value)
+    both = AnswerSums()
+    a[3, 1] = -math.inf
+    both.add(a, b)
+    assert math.isfinite(rows(both)["kl_largest"].value)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "words"),
+    [
+        ((4, 3, 5), (4, 2, 5), "other tokens"),
+        ((4, 5), (4, 6), "other classes"),
+        ((4, 3, 5), (4, 5), "other shapes"),
+        ((4, 3, 5), (4, 3, 6), "other vocabularies"),
+        ((4,), (4,), "need logits"),
+    ],
+)
+def test_answers_that_cannot_be_paired_are_refused(a: tuple[int, ...], b: tuple[int, ...], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        AnswerSums().add(torch.zeros(a), torch.zeros(b))
+
+
+def test_labels_and_masks_must_fit() -> None:
+    a, b = logits(4, 3, 5)
+    with pytest.raises(ValueError, match="need a label for each"):
+        AnswerSums().add(a, b, labels=torch.zeros(4, 2))
+    with pytest.raises(ValueError, match="label 5, but there are 5 classes"):
+        AnswerSums().add(a, b, labels=torch.full((4, 3), 5))
+    with pytest.raises(ValueError, match="need a mask"):
+        AnswerSums().add(a, b, keep=torch.ones(4, 4))

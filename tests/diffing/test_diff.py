@@ -1,0 +1,445 @@
+"""Whether two models are the same, and which module makes the error: harmless changes, and faults."""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from diffed_nets import Net, Residual, decoder, edited, images, jiggled, padded_tokens
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+import sosie
+
+A = jiggled(Net())
+X = images()
+
+
+def same(b: nn.Module, a: nn.Module = A, data: Any = X, **options: Any) -> sosie.results.Diff:
+    d = sosie.diff(a, b, data, **options)
+    assert d.same, d.verdict
+    assert d.first is None
+    return d
+
+
+def first(b: nn.Module, a: nn.Module = A, data: Any = X, **options: Any) -> str | None:
+    d = sosie.diff(a, b, data, **options)
+    assert not d.same, d.verdict
+    return d.first
+
+
+# Harmless changes
+
+
+def test_a_twin_is_the_same_bit_for_bit() -> None:
+    d = same(copy.deepcopy(A))
+    assert d.verdict == "The same, bit for bit, at all 4 sites."
+    assert [site.site_a for site in d.sites] == ["block1", "block2", "block3", "output"]
+    assert all(site.error == 0 and site.floor > 1e-7 and site.inputs == len(X) for site in d.sites)
+
+
+def fused(b: Net) -> None:
+    for block in (b.block1, b.block2, b.block3):
+        block.conv, block.bn = fuse_conv_bn_eval(block.conv, block.bn), nn.Identity()
+
+
+def test_fused_layers_and_other_layouts() -> None:
+    same(edited(A, lambda b: b.to(memory_format=torch.channels_last)))
+    same(edited(A, fused))
+    d = same(edited(A, fused), sites="leaves")
+    assert "later layers undo" in d.verdict
+    assert [site.site_a for site in d.sites if site.beyond] == ["block1.conv", "block2.conv", "block3.conv"]
+
+
+def test_other_batches_wrappers_and_types() -> None:
+    same(copy.deepcopy(A), data=[X[:5], X[5:]])
+    same(nn.DataParallel(copy.deepcopy(A)))
+    same(torch.compile(copy.deepcopy(A)))
+    d = same(edited(A, nn.Module.bfloat16), floor="bfloat16")
+    assert d.verdict == "The same up to bfloat16 rounding at all 4 sites."
+    assert "inputs are cast" in d.caveats[0]
+    same(edited(A, nn.Module.bfloat16))
+    same(edited(A, nn.Module.double))
+    assert first(edited(A, nn.Module.bfloat16), floor=1e-4) == "stem"
+
+
+class Wrapped(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x)
+
+
+class Renamed(nn.Module):
+    def __init__(self, a: Net) -> None:
+        super().__init__()
+        a = copy.deepcopy(a)
+        self.first, self.layers, self.last = a.stem, nn.ModuleList([a.block1, a.block2, a.block3]), a.head
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).relu()
+        for layer in self.layers:
+            x = layer(x)
+        return self.last(x.mean((2, 3)))
+
+
+def test_other_names() -> None:
+    assert {site.paired for site in same(Wrapped(A)).sites[:-1]} == {"by name without a prefix"}
+    d = same(Renamed(A))
+    assert [(site.site_b, site.paired) for site in d.sites[:2]] == [("layers.0", "in order"), ("layers.1", "in order")]
+    d = same(Renamed(A), map={"block1": "layers.0", "block2": "layers.1", "block3": "layers.2"})
+    assert {site.paired for site in d.sites[:-1]} == {"by the map"}
+    assert first(edited(Renamed(A), lambda b: b.layers[1].conv.weight.data.mul_(1.01))) == "layers.1.conv"
+
+
+class ChannelsLast(nn.Module):
+    """A network of blocks that take and give (inputs, height, width, channels)."""
+
+    class Block(nn.Module):
+        def __init__(self, block: Residual) -> None:
+            super().__init__()
+            self.inner = copy.deepcopy(block)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+    def __init__(self, a: Net) -> None:
+        super().__init__()
+        self.stem, self.head = copy.deepcopy(a.stem), copy.deepcopy(a.head)
+        self.block1, self.block2, self.block3 = map(self.Block, (a.block1, a.block2, a.block3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu().permute(0, 2, 3, 1)
+        return self.head(self.block3(self.block2(self.block1(x))).mean((1, 2)))
+
+
+def test_axes_in_another_order_are_no_difference() -> None:
+    d = same(ChannelsLast(A))
+    assert d.sites[0].paired == "by name, B's axes in the order [0, 3, 1, 2]"
+    assert d.sites[1].made == 0
+    wrong = edited(ChannelsLast(A), lambda b: b.block2.inner.bn.bias.data.add_(0.01))
+    assert str(first(wrong)).startswith("block2")
+
+
+def test_channels_in_another_order_are_no_difference() -> None:
+    def shuffled(b: Net) -> None:
+        order = torch.randperm(8, generator=torch.Generator().manual_seed(0))
+        b.stem.weight.data, b.stem.bias.data = b.stem.weight.data[order], b.stem.bias.data[order]
+        b.block1.conv.weight.data = b.block1.conv.weight.data[:, order]
+        b.block1.skip.weight.data = b.block1.skip.weight.data[:, order]
+
+    d = same(edited(A, shuffled), sites="leaves")
+    assert "features in another order" in d.sites[0].notes
+
+
+@pytest.mark.parametrize("pad", ["right", "left"])
+def test_another_attention_kernel(pad: str) -> None:
+    tokens = padded_tokens(left=pad == "left")
+    for name in ("llama", "gpt2", "bert"):
+        eager, fast = decoder(name, "eager"), decoder(name, "sdpa")
+        same(fast, eager, tokens)
+        same(eager, fast, tokens)
+
+
+def test_no_cache_and_lower_precision_of_a_decoder() -> None:
+    a = decoder("llama", "sdpa")
+    same(edited(a, lambda b: setattr(b.config, "use_cache", False)), a, padded_tokens())
+    same(edited(decoder("llama", "eager"), nn.Module.bfloat16), a, padded_tokens(), floor="bfloat16")
+
+
+# Faults
+
+
+def transposed(b: Net) -> None:
+    b.block2.conv.weight.data = b.block2.conv.weight.data.transpose(0, 1).contiguous()
+
+
+def dropped_residual(b: Net) -> None:
+    def forward(self: Residual, x: Tensor) -> Tensor:
+        return self.bn(self.conv(x)).relu()
+
+    b.block2.forward = types.MethodType(forward, b.block2)
+
+
+def scaled_answer(b: Net) -> None:
+    b.forward = types.MethodType(lambda self, x: 1.02 * Net.forward(self, x), b)
+
+
+def skipped_in_forward(b: Net) -> None:
+    b.block2.forward = lambda x: x
+
+
+FAULTS: dict[str, tuple[Callable[[Net], Any], str]] = {
+    "transposed weight": (transposed, "block2.conv"),
+    "eps": (lambda b: setattr(b.block2.bn, "eps", 3e-5), "block2.bn"),
+    "batch norm in training mode": (lambda b: b.block2.bn.train(), "block2.bn"),
+    "stale statistics": (lambda b: b.block1.bn.running_var.mul_(1.01), "block1.bn"),
+    "missing bias": (lambda b: b.stem.bias.data.zero_(), "stem"),
+    "skipped layer": (lambda b: setattr(b, "block2", nn.Identity()), "block2"),
+    "skipped in its forward": (skipped_in_forward, "block2"),
+    "another layer's weights": (lambda b: setattr(b, "block2", b.block3), "block2"),
+    "stride": (lambda b: setattr(b.stem, "stride", (2, 2)), "stem"),
+    "dropped residual": (dropped_residual, "block2"),
+    "scaled answer": (scaled_answer, "output"),
+    "head": (lambda b: b.head.weight.data.mul_(1.0005), "head"),
+    "NaN": (lambda b: b.block3.conv.weight.data[1, 0].fill_(torch.nan), "block3.conv"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_module_with_the_fault_is_named(fault: str) -> None:
+    change, module = FAULTS[fault]
+    assert first(edited(A, change)) == module
+
+
+def test_the_verdict_says_who_makes_the_error() -> None:
+    d = sosie.diff(A, edited(A, transposed), X)
+    assert d.verdict.startswith("Different from block2 on: block2.conv makes an error of ")
+    by_site = {site.site_a: site for site in d.sites}
+    assert by_site["block2.conv"].inside == "block2"
+    assert by_site["block3"].beyond
+    assert by_site["block3"].made == pytest.approx(0, abs=1e-6)
+    d = sosie.diff(A, edited(A, dropped_residual), X)
+    assert d.verdict.endswith("in its own forward, after its last layer.")
+    d = sosie.diff(A, edited(A, scaled_answer), X)
+    assert "nothing inside makes it; the model's own forward makes an error of 0.02" in d.verdict
+    assert "scaled by 1.02" in d.sites[-1].notes
+
+    def two(b: Net) -> None:
+        transposed(b)
+        b.block3.bn.eps = 1e-2
+
+    assert sosie.diff(A, edited(A, two), X).verdict.endswith("; so do block3.bn.")
+
+
+def test_nan_is_named_with_its_place() -> None:
+    class Cleaned(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.nan_to_num())
+
+    a = Cleaned()
+    a.load_state_dict(A.state_dict())
+    x = X.clone()
+    x[13] = torch.nan
+    d = sosie.diff(a.eval(), A, x)
+    assert not d.same
+    assert d.sites[0].at is not None
+    assert d.sites[0].at.input == 13
+    assert "in one model alone" in d.sites[0].notes[0]
+    broken = edited(A, FAULTS["NaN"][0])
+    both = same(copy.deepcopy(broken), broken)
+    assert "in both models alike" in both.sites[2].notes[0]
+
+
+def test_inputs_prepared_otherwise() -> None:
+    d = sosie.diff(A, copy.deepcopy(A), X, prepare_b=lambda x: x.flip(1))
+    assert (d.same, d.first) == (False, "input")
+    assert "the models are given different inputs" in d.verdict
+
+
+def test_faults_of_decoders() -> None:
+    a, tokens = decoder("llama", "sdpa"), padded_tokens(left=True)
+    layer = "model.layers.1"
+
+    def swapped(b: nn.Module) -> None:
+        attention = b.model.layers[1].self_attn
+        attention.k_proj, attention.v_proj = attention.v_proj, attention.k_proj
+
+    def mask_ignored(b: nn.Module) -> None:
+        attention = b.model.layers[1].self_attn
+        forward = attention.forward
+        attention.forward = lambda *args, **kwargs: forward(*args, **{**kwargs, "attention_mask": None})
+
+    faults: dict[str, Callable[[Any], Any]] = {
+        f"{layer}.self_attn.k_proj": swapped,
+        f"{layer}.self_attn": lambda b: setattr(b.model.layers[1].self_attn, "scaling", 0.36),
+        f"{layer}.post_attention_layernorm": lambda b: setattr(
+            b.model.layers[1].post_attention_layernorm, "variance_epsilon", 1e-5
+        ),
+        "model.rotary_emb": lambda b: b.model.rotary_emb.inv_freq.mul_(0.99),
+        f"{layer}.mlp.act_fn": lambda b: setattr(b.model.layers[1].mlp, "act_fn", nn.GELU()),
+        "lm_head": lambda b: setattr(b.lm_head, "weight", nn.Parameter(b.lm_head.weight.roll(1, 0))),
+    }
+    for module, change in faults.items():
+        assert first(edited(a, change), a, tokens) == module
+    assert first(edited(a, mask_ignored), a, tokens) == f"{layer}.self_attn"
+    assert first(edited(a, faults[f"{layer}.self_attn"]), decoder("llama", "eager"), tokens) == f"{layer}.self_attn"
+
+
+def test_positions_off_by_one() -> None:
+    a, tokens = decoder("gpt2", "sdpa"), padded_tokens()
+
+    def in_the_embedding(b: Any) -> None:
+        forward = b.transformer.wpe.forward
+        b.transformer.wpe.forward = lambda positions: forward(positions + 1)
+
+    def in_the_forward(b: Any) -> None:
+        forward = b.transformer.forward
+
+        def shifted(input_ids: Tensor, **kwargs: Any) -> Any:
+            return forward(input_ids, **{**kwargs, "position_ids": torch.arange(1, input_ids.shape[1] + 1)[None]})
+
+        b.transformer.forward = shifted
+
+    assert first(edited(a, in_the_embedding), a, tokens) == "transformer.wpe"
+    d = sosie.diff(a, edited(a, in_the_forward), tokens)
+    assert d.first == "transformer"
+    assert "in its own forward, before transformer.wpe" in d.verdict
+
+
+def test_a_module_that_is_called_several_times() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix, self.out = nn.Linear(6, 6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(3):
+                x = self.mix(x).tanh()
+            return self.out(x)
+
+    a, x = Recurrent(), torch.rand(9, 6)
+    d = sosie.diff(a, edited(a, lambda b: b.mix.bias.data.add_(0.1)), x)
+    assert [site.site_a for site in d.sites] == ["mix", "mix@2", "mix@3", "out", "output"]
+    assert d.first == "mix"
+    assert d.sites[3].made == pytest.approx(0, abs=1e-6)
+
+
+# The floor
+
+
+def test_the_floor_is_measured() -> None:
+    b = edited(A, lambda b: b.head.weight.data.mul_(1.0001))
+    assert first(b) == "head"
+    d = same(b, floor=1e-3)
+    assert (d.factor, d.floor) == (1, "a relative error of 0.001, as given")
+    same(b, floor=edited(A, lambda b: b.head.weight.data.mul_(0.9998)))
+    twin = sosie.diff(A, copy.deepcopy(A), X)
+    assert twin.floor == "A with half as many inputs at a time; A in float64"
+    assert all(1.1e-7 < site.floor < 1e-5 for site in twin.sites if site.floor is not None)
+    coarse = sosie.diff(A, copy.deepcopy(A), X, floor="bfloat16")
+    assert all(1e-3 < site.floor < 0.1 for site in coarse.sites if site.floor is not None)
+
+
+def test_a_model_without_a_copy_has_a_floor_too() -> None:
+    class Typed(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.float())
+
+    a = Typed()
+    a.load_state_dict(A.state_dict())
+    d = same(copy.deepcopy(a.eval()), a)
+    assert d.floor == "A with half as many inputs at a time"
+    assert any("the floor lacks A in float64, which does not run" in caveat for caveat in d.caveats)
+    d = same(copy.deepcopy(A), memory="5kB")
+    assert any("a copy in float64 takes" in caveat for caveat in d.caveats)
+
+
+# As found
+
+
+def test_models_and_random_state_stay_as_found() -> None:
+    class Counting(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+            self.log: list[int] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen += 1
+            self.log.append(len(x))
+            return super().forward(F.dropout(x)) * self.seen
+
+    a, b = jiggled(Counting()).train(), jiggled(Counting()).train()
+    weights = copy.deepcopy(a.state_dict())
+    torch.manual_seed(3)
+    state, x = torch.get_rng_state(), X.clone()
+    same(b, a, [X[:4], X[4:]])
+    assert torch.equal(state, torch.get_rng_state())
+    assert torch.equal(x, X)
+    for model in (a, b):
+        assert model.training
+        assert not model.log
+        assert all(torch.equal(now, weights[name]) for name, now in model.state_dict().items())
+        hooks = [h for m in model.modules() for h in (*m._forward_hooks, *m._forward_pre_hooks)]
+        assert not hooks
+
+
+def test_errors_leave_models_as_found() -> None:
+    a = copy.deepcopy(A).train()
+    with pytest.raises(RuntimeError):
+        sosie.diff(a, copy.deepcopy(a), torch.rand(4, 5))
+    assert a.training
+    assert not [h for m in a.modules() for h in (*m._forward_hooks, *m._forward_pre_hooks)]
+
+
+def test_layers_work_in_place() -> None:
+    class InPlace(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x).relu_()
+            for block in (self.block1, self.block2, self.block3):
+                x = block(x)
+                x += 1
+            return self.head(x.mean((2, 3)))
+
+    a = jiggled(InPlace())
+    same(copy.deepcopy(a), a)
+    assert first(edited(a, transposed), a) == "block2.conv"
+
+
+def test_outputs_of_any_kind() -> None:
+    lstm = nn.LSTM(4, 6, 2, batch_first=True)
+    x = torch.rand(10, 5, 4)
+    same(copy.deepcopy(lstm), lstm, x)
+    assert first(edited(lstm, lambda b: b.weight_hh_l1.data.mul_(1.01)), lstm, x) == "output"
+
+    class Classes(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).argmax(1)
+
+    a = jiggled(Classes())
+    same(copy.deepcopy(a), a)
+    assert first(edited(a, transposed), a) == "block2.conv"
+    script = torch.jit.trace(A, X)
+    assert same(script).verdict == "The same, bit for bit, at the output."
+
+
+# Bad input
+
+
+def test_bad_input() -> None:
+    with pytest.raises(TypeError, match="needs data to run models on, the third argument"):
+        sosie.diff(A, A)
+    with pytest.raises(TypeError, match="no folder or file of weights"):
+        sosie.diff("nowhere", "nothing")
+    with pytest.raises(ValueError, match=r"floor must be one of.*did you mean 'bfloat16'"):
+        sosie.diff(A, A, X, floor="bf16")
+    with pytest.raises(ValueError, match=r"names 'layers\.9', which is not a site of B"):
+        sosie.diff(A, Renamed(A), X, map={"block1": "layers.9"})
+    other = nn.Sequential(nn.Flatten(), nn.Linear(192, 7), nn.Tanh(), nn.Linear(7, 5))
+    with pytest.raises(ValueError, match=r"no site of A has a counterpart in B.*block1 \[8, 8, 8\].*map="):
+        sosie.diff(A, other, X)
+
+
+def test_an_ambiguous_pairing_lists_the_candidates() -> None:
+    fewer = Renamed(A)
+    fewer.layers = fewer.layers[:2]
+    with pytest.raises(ValueError, match=r"not clear which sites belong together: block1 .* of A and layers\.0"):
+        sosie.diff(A, fewer, X)
+    del (shorter := copy.deepcopy(A)).block3
+    shorter.block3 = nn.Identity()
+    assert first(shorter) == "block3"
+
+
+def test_a_result_reads_back(tmp_path: Any) -> None:
+    d = sosie.diff(A, edited(A, FAULTS["NaN"][0]), X)
+    back = sosie.load(d.save(tmp_path / "d.json"))
+    assert repr(back.sites[2:]) == repr(d.sites[2:])
+    assert (back.verdict, back.first) == (d.verdict, d.first)

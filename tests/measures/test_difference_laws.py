@@ -1,0 +1,115 @@
+"""Measures that compare entry by entry: the laws they declare, reference values, and how their sums merge."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from test_laws import check_bounds, transformed
+from torch import Tensor
+
+import sosie
+from sosie.measures import MEASURES, Measure
+from sosie.measures.define import TRANSFORMATIONS
+from sosie.stats import Entries
+
+ENTRY_BY_ENTRY = [measure for measure in MEASURES.values() if measure.reads_entries]
+measures = pytest.mark.parametrize("measure", ENTRY_BY_ENTRY, ids=lambda m: m.name)
+
+
+def near_pair(n: int = 40, width: int = 6, size: float = 1e-7) -> tuple[Tensor, Tensor]:
+    """Rows, and the same with noise as large as what `torch.testing.assert_close` allows in float64."""
+    random = torch.Generator().manual_seed(0)
+    x, noise = (torch.randn(n, width, generator=random, dtype=torch.float64) for _ in range(2))
+    return x, x + size * noise
+
+
+def check_invariance(measure: Measure, how: str) -> None:
+    x, y = near_pair()
+    before = measure.of(x, y)
+    moved = torch.stack([measure.of(transformed(x, how), y), measure.of(x, transformed(y, how))]) - before
+    if how in measure.invariant:
+        assert float(moved.abs().max()) < 1e-12, f"{measure.name} under {how}"
+    else:
+        assert float(moved.abs().min()) > 1e-6, f"{measure.name} under {how} did not move, but does not declare that"
+
+
+@measures
+def test_invariant_exactly_where_declared(measure: Measure) -> None:
+    for how in TRANSFORMATIONS:
+        check_invariance(measure, how)
+
+
+@measures
+def test_the_laws_hold(measure: Measure) -> None:
+    x, y = near_pair(size=0.3)
+    if measure.same is not None:
+        assert float(measure.of(x, x.clone())) == pytest.approx(measure.same, abs=1e-12)
+    value = float(measure.of(x, y))
+    check_bounds(measure, value)
+    gap = abs(value - float(measure.of(y, x)))
+    if measure.base != "mismatched_share":  # which nearly all entries are, of both
+        assert (gap < 1e-12) == measure.symmetric
+    nearer, far = float(measure.of(*near_pair())), float(measure.of(x, x.roll(1, 0)))
+    assert (nearer > value > far) if measure.closer == "up" else (nearer < value <= far)
+    assert float(measure.of(x.float(), y.float())) == pytest.approx(value, rel=1e-4)
+
+
+@measures
+def test_split_and_order_do_not_matter(measure: Measure) -> None:
+    x, y = near_pair(n=90)
+    whole = float(measure.of(x, y))
+    parts = [Entries.of(x[a:b], y[a:b], start=a) for a, b in ((60, 90), (0, 37), (37, 38), (38, 60))]
+    merged = parts[0].merge(parts[1]).merge(parts[2].merge(parts[3]))
+    assert float(measure(merged)) == pytest.approx(whole, rel=1e-12)
+
+
+def test_the_laws_can_fail() -> None:
+    liar = replace(MEASURES["relative_error"], invariant=frozenset({"scale"}))
+    with pytest.raises(AssertionError, match="relative_error under scale"):
+        check_invariance(liar, "scale")
+
+
+def test_reference_values() -> None:
+    x, y = (each.numpy() for each in near_pair(size=0.1))
+    d = y - x
+    assert sosie.measure("relative_error", x, y) == pytest.approx(np.linalg.norm(d) / np.linalg.norm(x), rel=1e-12)
+    assert sosie.measure("largest_difference", x, y) == np.abs(d).max()
+    assert sosie.measure("signal_to_noise", x, y) == pytest.approx(10 * np.log10((x**2).sum() / (d**2).sum()))
+    cosines = (x * y).sum(1) / np.linalg.norm(x, axis=1) / np.linalg.norm(y, axis=1)
+    assert sosie.measure("row_cosine", x, y) == pytest.approx(cosines.mean(), rel=1e-12)
+    assert sosie.measure("least_row_cosine", x, y) == pytest.approx(cosines.min(), rel=1e-12)
+    for share in (0.5, 0.9, 0.99):
+        quantile = sosie.measure("difference_quantile", x, y, share=share)
+        assert quantile == pytest.approx(np.quantile(np.abs(d), share, method="inverted_cdf"), rel=0.1)
+    a, b = torch.tensor(x, dtype=torch.float32), torch.tensor(x + 1e-6 * d, dtype=torch.float32)
+    near = int(torch.isclose(a, b, rtol=1.3e-6, atol=1e-5).sum())
+    found = MEASURES["mismatched_share"].of(a, b + 1e-5)
+    assert float(found) == pytest.approx(1 - int(torch.isclose(a, b + 1e-5, rtol=1.3e-6, atol=1e-5).sum()) / near)
+
+
+def test_places_and_odd_numbers() -> None:
+    x = torch.zeros(6, 4, dtype=torch.float64)
+    y = x.clone()
+    y[4, 2] = 3
+    entries = Entries.of(x[3:], y[3:], start=3).merge(Entries.of(x[:3], y[:3]))
+    assert (entries.at.tolist(), float(entries.largest), entries.inputs) == ([4, 2], 3, 6)
+    x[1, 3] = y[1, 3] = torch.nan
+    x[2, 0] = y[2, 0] = torch.inf
+    y[5, 1], x[0, 0] = torch.nan, -torch.inf
+    odd = Entries.of(x, y)
+    assert (int(odd.lone), int(odd.alike), odd.lone_at.tolist()) == (2, 2, [0, 0])
+    assert float(odd.dd.sum()) == 9
+    parts = [Entries.of(x[k : k + 1], y[k : k + 1], start=k) for k in range(6)]
+    merged = parts[0].merge(parts[1]).merge(parts[2]).merge(parts[3]).merge(parts[4]).merge(parts[5])
+    assert (int(merged.lone), merged.lone_at.tolist()) == (2, [0, 0])
+
+
+def test_compare_says_what_to_use_instead() -> None:
+    x, y = (each.numpy() for each in near_pair())
+    with pytest.raises(ValueError, match=r"relative_error: entry by entry.*sosie\.diff"):
+        sosie.compare({"a": x}, {"b": y}, measures=["relative_error"])
+    with pytest.raises(ValueError, match="one shape"):
+        Entries.of(torch.ones(3, 2), torch.ones(3, 4))
