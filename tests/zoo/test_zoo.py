@@ -105,7 +105,7 @@ def test_no_zoo_is_made_by_accident(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("all of it")
-    with pytest.raises(FileExistsError, match="no zoo"):
+    with pytest.raises(FileExistsError, match="is not a zoo"):
         Zoo(tmp_path / "full", INPUTS)
     with pytest.raises(TypeError, match="named rules"):
         Zoo(tmp_path / "none", INPUTS, rows=lambda x: x)
