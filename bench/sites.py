@@ -1,4 +1,4 @@
-"""20 x 20 sites that share statistics, n = 2000 rows, p = q = 512, float32: sosie once, peers once a pair."""
+"""20 x 20 sites that share statistics, n = 2000 rows, p = q = 512, float32: sosie once, peers once per pair."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def ours(a: dict[str, np.ndarray], b: dict[str, np.ndarray], measures: list[str]
 
 
 def beside(chosen: list[str], peers: dict[str, Peers], result: Any, seconds: float) -> dict[str, Any]:
-    """What the same values take by the fastest package and by NumPy, called once a pair and once a measure."""
+    """What the same values take by the fastest package and by NumPy, called once per pair and measure."""
     count = result.matrix(chosen[0]).size
     packages = {}
     for m in chosen:

@@ -1,7 +1,7 @@
-"""The diagonal Fisher information of a ResNet-18 (CIFAR stem) on 256 and 1,024 random images, one label drawn an image.
+"""The diagonal Fisher information of a ResNet-18 (CIFAR stem) on 256 and 1,024 random images, one label per image.
 
-One backward an image, torch.func's vmap of grad, and sosie.sketching.task2vec, on the same labels. Random weights,
-which cost as much as others.
+One backward pass per image, torch.func's vmap of grad, and sosie.sketching.task2vec, on the same labels. Random
+weights, which cost as much as others.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def labels_of(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def one_by_one(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """A backward an image; the usual lines."""
+    """One backward pass per image; the usual lines."""
     found = {name: torch.zeros_like(parameter) for name, parameter in model.named_parameters()}
     for x, y in zip(images.split(1), labels.split(1), strict=True):
         model.zero_grad(set_to_none=True)
@@ -64,7 +64,7 @@ def measured(model: nn.Module, count: int, device: str, repeats: int) -> list[di
     labels = labels_of(model, images)
     results: dict[str, Any] = {}
     ways = {
-        "one backward an image": lambda: results.update(one=one_by_one(model, images, labels)),
+        "one backward per image": lambda: results.update(one=one_by_one(model, images, labels)),
         "torch.func, vmap of grad": lambda: results.update(vmap=by_vmap(model, images, labels)),
         "sosie": lambda: results.update(sosie=task2vec(model, images.split(BATCH)).fisher),
     }
@@ -74,7 +74,7 @@ def measured(model: nn.Module, count: int, device: str, repeats: int) -> list[di
             "images": count,
             "way": name,
             "seconds": seconds[name],
-            "times faster": seconds["one backward an image"] / seconds[name],
+            "times faster": seconds["one backward per image"] / seconds[name],
             "largest difference": largest_difference(results[key], results["one"]),
         }
         for name, key in zip(ways, ("one", "vmap", "sosie"), strict=True)

@@ -68,7 +68,7 @@ def test_an_installation_below_the_folder_is_kept(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("content", "name", "kind", "message"),
     [
-        ("def make(): pass", "mkae", AttributeError, "no function 'mkae' in .*; it has make"),
+        ("def make(): pass", "mkae", AttributeError, "no function 'mkae' in .*; did you mean 'make'"),
         ("make = 5", "make", TypeError, "make in .* is int, not a function"),
         ("raise KeyError('torn')", "make", KeyError, "torn"),
         ("import sys; sys.exit(3)", "make", RuntimeError, "ends the program when it is imported"),

@@ -130,7 +130,7 @@ def figure_9b(found: dict[str, Any]) -> Any:
 
 
 def maps(found: dict[str, Any]) -> Any:
-    """A row a run, a column a layer; white: from when on a layer is within .99 (and .999) of its last state."""
+    """One row per run, one column per layer; white: from when on a layer is within .99 (and .999) of its last state."""
     runs = found["runs"]
     columns = max(len(run["sites"]) for run in runs.values())
     figure, axes = plt.subplots(len(runs), columns, figsize=(1.5 * columns, 1.7 * len(runs)), squeeze=False)

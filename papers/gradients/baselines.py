@@ -1,4 +1,4 @@
-"""Figures 2 and 3: the same networks by Task2Vec and by the Fisher-Rao distance, a number a pair."""
+"""Figures 2 and 3: the same networks by Task2Vec and by the Fisher-Rao distance, one number per pair."""
 
 from __future__ import annotations
 

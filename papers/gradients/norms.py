@@ -27,7 +27,7 @@ SCORES = ("mean_embedding", "kernel_norm", "kernel_trace", "mean_over_norm", "me
 WAYS = ("ours", "algorithm_1")
 KERNELS = ("hadamard", "features", "gradients")
 IMAGENET = "efficientnet_lite0@efficientnet-lite0-imagenet-fp16.safetensors"
-Curves = dict[str, dict[str, Any]]  # score -> "source-target" -> a number a site
+Curves = dict[str, dict[str, Any]]  # score -> "source-target" -> one number per site
 
 
 def figure_4(study: Study) -> dict[str, Any]:

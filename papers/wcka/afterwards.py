@@ -21,7 +21,7 @@ from settings import OWN, RIVALS, Settings, small
 from torch import Tensor
 
 import sosie
-from sosie.benchmark.population import ALL, CLEAN, CORRUPTED, GROUPS, KINDS
+from sosie.benchmark.population import ALL, CLEAN, CORRUPTED, GROUPS, PAIR_KINDS
 from sosie.benchmark.trials import COEFFICIENTS, difference
 from sosie.train import accuracy
 
@@ -45,7 +45,7 @@ def learnt(settings: Settings, at: Study) -> tuple[dict[str, Any], dict[str, Any
     reached = np.array([accuracy(m, at.images.test, at.images.test_labels) >= LEARNT for m in at.population.models])
     table: dict[str, Any] = {}
     scatter: dict[str, Any] = {"learnt": int(reached.sum())}
-    for kind in KINDS:
+    for kind in PAIR_KINDS:
         pairs = ground.pairs(kind)
         both = reached[pairs].all(1)
         values = {name: ground.values(candidate(name, at.scale, at.seen, paired_rows=settings.paired_rows), kind).values

@@ -10,7 +10,7 @@ from networks import HEADS, SCRATCH, agree, study
 from parallel import each
 from settings import OWN, RIVALS, Settings
 
-from sosie.benchmark.population import ALL, ATTACKED, CLEAN, CORRUPTED, GROUPS, KINDS
+from sosie.benchmark.population import ALL, ATTACKED, CLEAN, CORRUPTED, GROUPS, PAIR_KINDS
 from sosie.benchmark.trials import COEFFICIENTS, difference, ground
 
 WORDS = ("seed", "architecture", "strategy")  # where the paper finds wCKA ahead; epochs: all alike
@@ -46,8 +46,8 @@ def agreed(settings: Settings, population: str) -> dict[str, Any]:
     """How far pairs agree: quartiles for each kind and group of conditions."""
     at = study(settings, population).ground
     return {
-        "agreement": {kind: {group: _quartiles(at.agreed(kind, group)) for group in GROUPS} for kind in KINDS},
-        "pairs": {kind: len(at.pairs(kind)) for kind in KINDS},
+        "agreement": {kind: {group: _quartiles(at.agreed(kind, group)) for group in GROUPS} for kind in PAIR_KINDS},
+        "pairs": {kind: len(at.pairs(kind)) for kind in PAIR_KINDS},
         "epoch": at.agreed("epoch", ALL).tolist(),
     }
 
@@ -63,10 +63,10 @@ def figure_4(settings: Settings) -> dict[str, Any]:
 def _figure(settings: Settings, population: str, measures: tuple[str, ...]) -> dict[str, Any]:
     agree(settings, population)
     slow_first = sorted(measures, key=lambda name: name not in SLOW)
-    tasks = [(population, name, kind) for name in slow_first for kind in KINDS]
+    tasks = [(population, name, kind) for name in slow_first for kind in PAIR_KINDS]
     found = dict(zip(tasks, each(settings, correlate, tasks, f"correlations, {population}"), strict=True))
-    table = {name: {kind: found[population, name, kind] for kind in KINDS} for name in measures}
-    pairs = [(rival, kind) for rival in measures for kind in KINDS
+    table = {name: {kind: found[population, name, kind] for kind in PAIR_KINDS} for name in measures}
+    pairs = [(rival, kind) for rival in measures for kind in PAIR_KINDS
              if rival != OWN and table[rival][kind]["values"]]  # fmt: skip
     tests = each(settings, lead, [(population, rival, kind, _oriented(table[OWN][kind]), _oriented(table[rival][kind]))
                                   for rival, kind in pairs], f"leads, {population}")  # fmt: skip
@@ -100,7 +100,7 @@ def _coefficient(table: dict[str, Any], name: str, kind: str, group: str, coeffi
 def _coefficients(table: dict[str, Any]) -> dict[str, float | None]:
     return {
         f"{kind}_{coefficient}_{name}": _coefficient(table, name, kind, ALL, coefficient)
-        for kind in KINDS
+        for kind in PAIR_KINDS
         for coefficient in COEFFICIENTS
         for name in table
     }
@@ -109,7 +109,7 @@ def _coefficients(table: dict[str, Any]) -> dict[str, float | None]:
 def _leads(leads: dict[str, Any]) -> dict[str, float | None]:
     """Over the best of the paper's three, and over each of the others; by Fisher's z and over models."""
     numbers: dict[str, float | None] = {}
-    for kind in KINDS:
+    for kind in PAIR_KINDS:
         for coefficient in COEFFICIENTS:
             for group in GROUPS:
                 over = [leads[name].get(kind, {}).get(group, {}).get(coefficient, {}) for name in RIVALS]
@@ -129,7 +129,7 @@ def _leads(leads: dict[str, Any]) -> dict[str, float | None]:
         ahead = [numbers[f"{kind}_{coefficient}_lead{end}"] for kind in WORDS
                  for end in ("", *(f"_{group}" for group in (CLEAN, CORRUPTED, ATTACKED)))]  # fmt: skip
         numbers[f"{coefficient}_ahead_of_12"] = None if None in ahead else sum(value > 0 for value in ahead)
-    every = [numbers[f"{kind}_{coefficient}_lead"] for kind in KINDS for coefficient in COEFFICIENTS]
+    every = [numbers[f"{kind}_{coefficient}_lead"] for kind in PAIR_KINDS for coefficient in COEFFICIENTS]
     numbers["ahead_of_8"] = None if None in every else sum(value > 0 for value in every)
     debiased = [numbers.get(f"{kind}_{c}_over_debiased_cka") for kind in WORDS for c in COEFFICIENTS]
     numbers["ahead_of_debiased_cka_of_6"] = None if None in debiased else sum(value > 0 for value in debiased)
@@ -138,7 +138,7 @@ def _leads(leads: dict[str, Any]) -> dict[str, float | None]:
 
 def _all_similar(table: dict[str, Any]) -> dict[str, float | None]:
     numbers: dict[str, float | None] = {}
-    for kind in KINDS:
+    for kind in PAIR_KINDS:
         for coefficient in COEFFICIENTS:
             values = [_coefficient(table, name, kind, ALL, coefficient) for name in (OWN, *RIVALS)]
             rivals = values[1:]

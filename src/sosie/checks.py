@@ -6,7 +6,7 @@ import ast
 import difflib
 import math
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from numbers import Integral, Real
 from typing import Any
@@ -91,6 +91,23 @@ def listed(items: Iterable[object], most: int = 5, separator: str = ", ") -> str
     texts = list(map(str, items))
     more = f"{separator.rstrip(', ')} and {len(texts) - most:,} more" if len(texts) > most else ""
     return separator.join(texts[:most]) + more
+
+
+def check_options(options: Mapping[str, Any], known: Collection[str], what: str) -> None:
+    """Raise for an option that `what` does not have, and for a flag that is neither True nor False.
+
+    `known`: the names of its options, or {name: default}.
+    """
+    for name, value in options.items():
+        if name not in known:
+            raise ValueError(f"{what} has no option {name!r}; it has {', '.join(known) or 'none'}")
+        if isinstance(known, Mapping) and isinstance(known[name], bool) and not isinstance(value, bool):
+            raise ValueError(f"{name} of {what} is True or False, got {value!r}")
+
+
+def call_text(name: str, options: Mapping[str, Any]) -> str:
+    """The text that `parse_call` reads."""
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in options.items())})"
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:

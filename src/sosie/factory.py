@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .checks import parse_call
+from .checks import nearest, parse_call
 
 _FACTORY = re.compile(r"(?P<path>.+?\.py):(?P<call>.*)", re.DOTALL)
 
@@ -100,9 +100,7 @@ def _find(module: ModuleType, name: str, path: Path) -> Callable[..., Any]:
         raise TypeError(f"{name} in {path} is {type(function).__name__}, not a function to call")
     known = [key for key, value in vars(module).items() if inspect.isroutine(value) or inspect.isclass(value)]
     known = [key for key in known if not key.startswith("_")]
-    near = get_close_matches(name, known, n=3) or known[:8]
-    offer = f"; it has {', '.join(near)}" if near else ""
-    raise AttributeError(f"no function {name!r} in {path}{offer}")
+    raise AttributeError(f"no function {name!r} in {path}{nearest(name, known)}")
 
 
 @contextmanager

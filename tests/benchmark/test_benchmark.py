@@ -21,7 +21,7 @@ import sosie
 from sosie.benchmark import SCALES, run_benchmark
 from sosie.benchmark.candidates import open_candidates, values_of
 from sosie.benchmark.population import (
-    KINDS,
+    PAIR_KINDS,
     Member,
     Store,
     blocks_of,
@@ -71,7 +71,7 @@ def test_every_stage_has_numbers(tiny: tuple[Leaderboard, Path]) -> None:
     for entry in found:
         assert not entry.failures, entry.failures
         assert entry.auc == 1  # checkpoints an epoch apart against untrained networks
-        assert set(entry.grounding) == set(KINDS)
+        assert set(entry.grounding) == set(PAIR_KINDS)
         for kind in entry.grounding.values():
             for coefficient in kind["groups"]["all"].values():
                 assert coefficient["low"] <= coefficient["value"] <= coefficient["high"]
@@ -83,7 +83,7 @@ def test_every_stage_has_numbers(tiny: tuple[Leaderboard, Path]) -> None:
     assert found.leader == found.entries[0].name
     assert not found[found.leader].against
     others = [entry for entry in found if entry.name != found.leader]
-    assert all(set(entry.against) == set(KINDS) for entry in others)
+    assert all(set(entry.against) == set(PAIR_KINDS) for entry in others)
 
 
 def test_no_more_images_are_shown_than_asked_for(tiny: tuple[Leaderboard, Path], tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_own_measures_join_the_others(tiny: tuple[Leaderboard, Path], tmp_path: 
         "unlucky",
         "aimless",
     }
-    for kind in KINDS:
+    for kind in PAIR_KINDS:
         own, sosies = (np.array(found[name].grounding[kind]["values"], dtype=float) for name in ("cka", "linear_cka"))
         assert own == pytest.approx(sosies, abs=1e-9, nan_ok=True)
         assert np.isfinite(own).sum() > 5
@@ -167,10 +167,10 @@ def test_values_of_many_pairs_are_those_of_one(name: str) -> None:
 def test_pairs_differ_in_one_respect_only() -> None:
     members = [Member((1, width), strategy, seed, epoch) for width in (8, 32) for strategy in ("a", "b")
                for seed in range(3) for epoch in (1, 5)]  # fmt: skip
-    for kind in KINDS:
+    for kind in PAIR_KINDS:
         for block in blocks_of(members, kind):
             for i, j in pairs_of(block):
-                different = [other for other in KINDS if getattr(members[i], other) != getattr(members[j], other)]
+                different = [other for other in PAIR_KINDS if getattr(members[i], other) != getattr(members[j], other)]
                 assert different == [kind]
     assert sum(len(pairs_of(block)) for block in blocks_of(members, "seed")) == 3 * 8
     assert len({member.run for member in members}) == 12
@@ -267,7 +267,7 @@ def test_a_damaged_unit_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("measures", "options", "message"),
     [
-        ("agreement", {}, "held against"),
+        ("agreement", {}, "judged"),
         ("no_such_measure", {}, "no measure is called"),
         (["linear_cka", "linear_cka"], {}, "given twice"),
         ([], {}, "no measures"),

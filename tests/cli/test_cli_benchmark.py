@@ -54,7 +54,7 @@ def test_all_measures_then_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (["no_such"], "no measure is called"),
         (["linear_cka", "--scale", "vast"], "'smoke', 'small', 'paper'"),
         (["missing.py:f"], "no file missing.py"),
-        (["agreement"], "held against"),
+        (["agreement"], "judged"),
     ],
 )
 def test_mistakes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str) -> None:

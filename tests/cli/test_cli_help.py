@@ -15,9 +15,10 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import sosie
+from sosie.capture import RULES
 from sosie.cli.help import split_help, term
 from sosie.cli.main import app
-from sosie.cli.options import GROUPS
+from sosie.cli.options import GROUPS, ROWS
 from sosie.data import specification
 from sosie.files import write_weights
 from sosie.models import open_model
@@ -152,3 +153,7 @@ def test_examples_run_as_written(example: str, ready: Path, tmp_path: Path, monk
 
 def test_examples_that_are_not_run_exist() -> None:
     assert set(NOT_RUN) <= set(EXAMPLES)
+
+
+def test_the_help_of_rows_names_every_rule() -> None:
+    assert set(re.findall(r"\w+", ROWS.partition(":")[2])) - {"or"} == set(RULES)

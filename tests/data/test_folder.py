@@ -112,7 +112,7 @@ def test_misuse(tmp_path: Path) -> None:
     for options, message in [
         ("size=0", "size must be .* in pixels"),
         ("mode='P'", "'RGB', 'L', got 'P'"),
-        ("sizes=3", "no option sizes"),
+        ("sizes=3", "no option 'sizes'"),
     ]:
         with pytest.raises(ValueError, match=message):
             open_data(f"folder:{tmp_path}({options})")

@@ -37,7 +37,7 @@ def test_hyphens_and_capitals() -> None:
         ("resnet21", {}, "6n \\+ 2, not 21; nearest: 20 and 26"),
         ("tinny10", {}, "did you mean 'tiny10'"),
         ("zzzz", {}, "alexnet, cifar_resnet"),
-        ("tiny10", {"widht": 2}, "no option widht; it takes classes, channels, width"),
+        ("tiny10", {"widht": 2}, "no option 'widht'; it has classes, channels, width"),
         ("resnet20", {"shortcut": "C"}, "shortcut must be .*'A', 'B', got 'C'"),
         ("resnet20", {"width": 0}, "leaves no channels"),
         ("resnet20", {"classes": "ten"}, "cannot build resnet20.*classes='ten'"),

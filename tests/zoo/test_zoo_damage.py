@@ -213,15 +213,15 @@ def test_numbers_that_are_none_are_refused(tmp_path: Path) -> None:
 
 
 CHANGED = {
-    "UPDATE blocks SET labels = '[\"a' WHERE model = 2": "which is no JSON",
+    "UPDATE blocks SET labels = '[\"a' WHERE model = 2": "which is not JSON",
     "UPDATE blocks SET labels = CAST(x'5bff5d' AS TEXT) WHERE model = 2": "damaged",
-    "UPDATE models SET about = '{' WHERE id = 2": "which is no JSON",
+    "UPDATE models SET about = '{' WHERE id = 2": "which is not JSON",
 }
 
 
 @pytest.mark.parametrize("change", CHANGED)
 def test_a_database_with_other_bytes_than_were_written(tmp_path: Path, change: str) -> None:
-    """SQLite has no checksums: what it hands out may be no text, or no JSON."""
+    """SQLite has no checksums: what it hands out may not be text, or not JSON."""
     zoo = new_zoo(tmp_path, 3)
     with sqlite3.connect(zoo.folder / "zoo.sqlite") as other:
         other.execute(change)

@@ -149,10 +149,10 @@ def test_files_of_another_kind(parts: Any, tmp_path: Path) -> None:
     refused(parts, "newer sosie", version="7")
     path = parts[2]
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(DamagedFile, match="no exported zoo, or is damaged"):
+    with pytest.raises(DamagedFile, match="not an exported zoo, or is damaged"):
         Zoo.import_(path, tmp_path / "copy")
     path.write_bytes(b"\xff" * 8 + b"{" * 1000)
-    with pytest.raises(DamagedFile, match="no exported zoo, or is damaged"):
+    with pytest.raises(DamagedFile, match="not an exported zoo, or is damaged"):
         Zoo.import_(path, tmp_path / "copy")
     with pytest.raises(FileNotFoundError, match="nothere"):
         Zoo.import_(tmp_path / "nothere", tmp_path / "copy")

@@ -99,7 +99,7 @@ def _open(measure: Any, scale: Scale, of: Of | None, closer: Closer | None, rows
 
 def _of_measure(measure: Measure, scale: Scale, rows: int | None) -> Candidate:
     if measure.reads_outputs:
-        raise ValueError(f"{measure.name} compares the answers of models, which measures are held against here")
+        raise ValueError(f"{measure.name} compares the answers of models, by which measures are judged here")
     if measure.reads is Atoms:
         raise ValueError(f"{measure.name} compares convolutions that share coefficients; networks here have none")
     of: Of = "models" if measure.reads_weights else "activations"

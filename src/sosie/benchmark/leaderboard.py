@@ -20,7 +20,7 @@ from ..results import Closer, Entry, Leaderboard
 from .candidates import Candidate, Of, open_candidates, values_of
 from .population import (
     ALL,
-    KINDS,
+    PAIR_KINDS,
     SCALES,
     Scale,
     Store,
@@ -85,10 +85,10 @@ def run_benchmark(
             "untrained": len(population.untrained),
             "consecutive_pairs": sum(len(run) - 1 for run in population.converged),
         },
-        pairs={kind: len(at.pairs(kind)) for kind in KINDS},
+        pairs={kind: len(at.pairs(kind)) for kind in PAIR_KINDS},
         conditions=groups(scale),
         entries=tuple(entries),
-        left_out={m.name: "compares the answers of models, which measures are held against"
+        left_out={m.name: "compares the answers of models, by which measures are judged"
                   for m in MEASURES.values() if m.reads_outputs},
         provenance=provenance(seed=seed, device=str(place)),
     )  # fmt: skip
@@ -120,7 +120,7 @@ def put_to_the_test(candidate: Candidate, store: Store, at: Ground, probes: Prob
     grounding: dict[str, dict[str, Any]] = {}
     if closer is not None:
         calibration = stage("calibration", partial(calibrate, candidate, closer, probes))
-        for kind in KINDS:
+        for kind in PAIR_KINDS:
             correlations = stage(f"grounding-{kind}", partial(ground, candidate, closer, at, kind))
             grounding |= {} if correlations is None else {kind: correlations}
         unlike = None if calibration is None else calibration["clean"]["unlike"]

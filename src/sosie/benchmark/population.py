@@ -169,7 +169,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise DamagedFile(f"{error}; remove it, so that it is made again") from error
 
 
-KINDS = ("seed", "epoch", "architecture", "strategy")
+PAIR_KINDS = ("seed", "epoch", "architecture", "strategy")
 UNTRAINED_SEED = 10_000  # the first seed of untrained networks, beyond those of the others
 CONVERGED_SEED = 20_000
 
@@ -252,7 +252,7 @@ class Population:
 
     @cached_property
     def blocks(self) -> dict[str, list[Block]]:
-        return {kind: [block for block in blocks_of(self.members, kind) if len(block) > 1] for kind in KINDS}
+        return {kind: [block for block in blocks_of(self.members, kind) if len(block) > 1] for kind in PAIR_KINDS}
 
     @cached_property
     def runs(self) -> list[int]:
@@ -265,7 +265,7 @@ def blocks_of(members: Sequence[Member], kind: str) -> list[Block]:
     """The numbers of members that are alike in all but `kind`."""
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for k, member in enumerate(members):
-        alike[tuple(getattr(member, other) for other in KINDS if other != kind)].append(k)
+        alike[tuple(getattr(member, other) for other in PAIR_KINDS if other != kind)].append(k)
     return [tuple(numbers) for numbers in alike.values()]
 
 

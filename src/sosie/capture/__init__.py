@@ -22,7 +22,7 @@ from .batches import (
     unread_mask,
     without_labels,
 )
-from .linear import Linearised, NotLinear, check_linear, linearised, weighted_layers
+from .linear import LinearRun, NotLinear, check_linear, linearised, weighted_layers
 from .restore import as_found, borrowed, kept_attributes, restored_after_errors
 from .rows import (
     RULES,

@@ -19,7 +19,7 @@ from .sites import Names, Site, Watch, unwrap, watch
 FAR = 2.0**64  # numbers beyond this, or below its inverse, are rescaled by a power of two
 
 # The active run in this thread.
-RUN: ContextVar[Linearised] = ContextVar("sosie_linearised")
+RUN: ContextVar[LinearRun] = ContextVar("sosie_linearised")
 
 
 class NotLinear(ValueError):
@@ -99,17 +99,17 @@ def place() -> str:
 
 aten = torch.ops.aten
 Arguments = dict[str, Any]  # of an operation, by the names of its schema
-Rule = Callable[[Arguments], Any]  # returns the linear result, or a text that says why it is not linear
-RULES: dict[str, Rule] = {}
+LinearRule = Callable[[Arguments], Any]  # returns the linear result, or a text that says why it is not linear
+LINEAR_RULES: dict[str, LinearRule] = {}
 
 POOLED = "max pooling counts as mean pooling over the same windows"
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
+def linear_rule(*names: str) -> Callable[[LinearRule], LinearRule]:
     """Register the rule for operations of these names."""
 
-    def register(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, function))
+    def register(function: LinearRule) -> LinearRule:
+        LINEAR_RULES.update(dict.fromkeys(names, function))
         return function
 
     return register
@@ -129,12 +129,12 @@ def _sum(x: Any, y: Any, factor_x: float, factor_y: float) -> LinearPart:
     return LinearPart(total.expand(shape) if total.shape != shape else total, exponent)
 
 
-RULES["add"] = lambda a: _sum(a["self"], a["other"], 1, a.get("alpha", 1))
-RULES["sub"] = lambda a: _sum(a["self"], a["other"], 1, -a.get("alpha", 1))
-RULES["rsub"] = lambda a: _sum(a["other"], a["self"], 1, -a.get("alpha", 1))
+LINEAR_RULES["add"] = lambda a: _sum(a["self"], a["other"], 1, a.get("alpha", 1))
+LINEAR_RULES["sub"] = lambda a: _sum(a["self"], a["other"], 1, -a.get("alpha", 1))
+LINEAR_RULES["rsub"] = lambda a: _sum(a["other"], a["self"], 1, -a.get("alpha", 1))
 
 
-@rule("addmm", "baddbmm", "addmv")
+@linear_rule("addmm", "baddbmm", "addmv")
 def _addmm(a: Arguments) -> Any:
     x = next(a[name] for name in ("mat1", "batch1", "mat") if name in a)
     y = next(a[name] for name in ("mat2", "batch2", "vec") if name in a)
@@ -159,7 +159,7 @@ def _product(name: str, args: Sequence[Any], kwargs: Arguments) -> LinearPart | 
     return scaled(getattr(aten, name)(*constants), moving[0].exponent)
 
 
-@rule(
+@linear_rule(
     "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm", "_native_batch_norm_legit",
     "_native_batch_norm_legit_no_training", "_batch_norm_with_update", "_batch_norm_no_update",
 )  # fmt: skip
@@ -174,7 +174,7 @@ def _batch_norm(a: Arguments) -> Any:
     return normalised, factor.new_empty(0), factor.new_empty(0)
 
 
-@rule(
+@linear_rule(
     "max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices",
     "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d",
 )  # fmt: skip
@@ -193,13 +193,13 @@ def _max_pool(a: Arguments) -> Any:
     return LinearPart(pooled, a["self"].exponent), torch.zeros_like(pooled, dtype=torch.long)
 
 
-@rule("amax")
+@linear_rule("amax")
 def _amax(a: Arguments) -> Any:
     RUN.get().notes.add(POOLED)
     return LinearPart(a["self"].part.mean(a["dim"] or None, a["keepdim"]), a["self"].exponent)
 
 
-@rule("constant_pad_nd")
+@linear_rule("constant_pad_nd")
 def _pad(a: Arguments) -> Any:
     """The padding is a constant, so it becomes zeros."""
     return LinearPart(aten.constant_pad_nd(a["self"].part, a["pad"], 0), a["self"].exponent)
@@ -215,10 +215,10 @@ def _joined(join: Callable[..., Tensor], a: Arguments) -> LinearPart:
     return LinearPart(join(tensors, a["dim"]), exponent)
 
 
-RULES["cat"], RULES["stack"] = partial(_joined, torch.cat), partial(_joined, torch.stack)
+LINEAR_RULES["cat"], LINEAR_RULES["stack"] = partial(_joined, torch.cat), partial(_joined, torch.stack)
 
 
-@rule("where")
+@linear_rule("where")
 def _where(a: Arguments) -> Any:
     if isinstance(a["condition"], LinearPart):
         return "a choice that depends on the input"
@@ -229,14 +229,14 @@ def _where(a: Arguments) -> Any:
     return LinearPart(torch.where(a["condition"], x, y).expand(shape), exponent)
 
 
-@rule("masked_fill")
+@linear_rule("masked_fill")
 def _masked_fill(a: Arguments) -> Any:
     if isinstance(a["mask"], LinearPart) or isinstance(a["value"], LinearPart):
         return "a mask that depends on the input"
     return LinearPart(a["self"].part.masked_fill(a["mask"], 0), a["self"].exponent)
 
 
-@rule("_to_copy", "to")
+@linear_rule("_to_copy", "to")
 def _to_copy(a: Arguments) -> Any:
     """Linear parts stay in float64 whatever type the model requests."""
     device = a.get("device")
@@ -244,21 +244,21 @@ def _to_copy(a: Arguments) -> Any:
     return LinearPart(x.part.clone() if device is None else x.part.to(device), x.exponent)
 
 
-@rule("copy")
+@linear_rule("copy")
 def _copy(a: Arguments) -> Any:
     if not isinstance(a["src"], LinearPart):
         return LinearPart(torch.zeros_like(a["self"].part), a["self"].exponent)
     return LinearPart(a["src"].part.expand(a["self"].shape), a["src"].exponent)
 
 
-@rule("zero", "fill")
+@linear_rule("zero", "fill")
 def _fill(a: Arguments) -> Any:
     if isinstance(a.get("value"), LinearPart):
         return "a fill that depends on the input"
     return LinearPart(torch.zeros_like(a["self"].part), a["self"].exponent)
 
 
-@rule("native_dropout", "dropout")
+@linear_rule("native_dropout", "dropout")
 def _dropout(a: Arguments) -> Any:
     x = a["input"]
     return (x, torch.ones_like(x.part, dtype=torch.bool)) if not a["train"] else "dropout while training"
@@ -338,8 +338,8 @@ def _result(name: str, func: Any, args: Any, kwargs: Any, arguments: Arguments, 
     if reason is None:
         if name in ACTIVATIONS:
             return parts[0]
-        if name in RULES or name in PRODUCTS:
-            result = RULES[name](arguments) if name in RULES else _product(name, args, kwargs)
+        if name in LINEAR_RULES or name in PRODUCTS:
+            result = LINEAR_RULES[name](arguments) if name in LINEAR_RULES else _product(name, args, kwargs)
             if not isinstance(result, str):
                 return result
             reason = f"{result} in {place()}"
@@ -395,7 +395,7 @@ def weighted_layers(model: nn.Module) -> list[str]:
 @contextmanager
 def linearised(
     model: nn.Module, sites: Any, sink: Sink, *, prepare: Callable[[Any], Any] | None = None
-) -> Iterator[Linearised]:
+) -> Iterator[LinearRun]:
     """Run the model without its activation functions within the block; `sink` receives the output of each site.
 
     Elementwise activations become the identity, max pooling the mean, batch norm uses its running statistics; biases
@@ -418,14 +418,14 @@ def linearised(
             raise NotLinear(f"site {site.label!r}: the product of the weights up to here exceeds the range of float64")
         return sink(site, rows, activation.exponent)
 
-    with watch(model, sites, sink=receive) as seen:
+    with watch(model, sites, sink=receive, axes=False) as seen:
         weights = (tensor.dtype for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point())
-        run = Linearised(seen, prepare, next(weights, torch.float32))
+        run = LinearRun(seen, prepare, next(weights, torch.float32))
         with _placed(unwrap(model), run.places):
             yield run
 
 
-class Linearised:
+class LinearRun:
     """A model that runs on linear parts."""
 
     def __init__(self, seen: Watch, prepare: Callable[[Any], Any] | None, dtype: torch.dtype) -> None:

@@ -35,7 +35,7 @@ _LOCAL_HEADER = 30  # bytes of a zip member's header before its name
 _SAFETENSORS_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-class Stored(NamedTuple):
+class StoredArray(NamedTuple):
     """The shape and type of one site's array, and a function that reads some of its rows."""
 
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ class Stored(NamedTuple):
     read: Callable[[int, int], Any]  # (start, stop) -> array or tensor
 
 
-def read_npz(path: Path) -> dict[str, Stored]:
+def read_npz(path: Path) -> dict[str, StoredArray]:
     """Return the arrays of a .npz, memory-mapped or, if compressed, decompressed as rows are needed.
 
     Before the first rows of an array are returned, all of it is read once to verify its checksum.
@@ -65,19 +65,19 @@ def _explained(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _npz_entry(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Stored:
+def _npz_entry(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> StoredArray:
     with archive.open(info) as stream:
         version = np.lib.format.read_magic(stream)
         reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = reader(stream)
         header = stream.tell()
     if dtype.hasobject:
-        return Stored(shape, "object", lambda start, stop: None)
+        return StoredArray(shape, "object", lambda start, stop: None)
     size = dtype.itemsize * math.prod(shape)
     if header + size != info.file_size:
         raise ValueError(f"{info.filename} has {info.file_size - header:,} bytes for an array of {size:,}")
     if not size:
-        return Stored(shape, dtype.name, lambda start, stop: np.empty((stop - start, *shape[1:]), dtype))
+        return StoredArray(shape, dtype.name, lambda start, stop: np.empty((stop - start, *shape[1:]), dtype))
     order: Literal["F", "C"] = "F" if fortran else "C"
     if info.compress_type == zipfile.ZIP_STORED:
         with path.open("rb") as file:  # the local header has a name and an extra field of its own
@@ -106,7 +106,7 @@ def _npz_entry(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> S
             verify()
             return np.array(read_rows(start, stop))
 
-    return Stored(shape, dtype.name, read)
+    return StoredArray(shape, dtype.name, read)
 
 
 def _inflating_reader(
@@ -169,7 +169,7 @@ def about_extracted(path: Path) -> dict[str, Any]:
     return about
 
 
-def read_safetensors(path: Path) -> dict[str, Stored]:
+def read_safetensors(path: Path) -> dict[str, StoredArray]:
     """Return the tensors of a .safetensors file, sliced on disk."""
     try:
         file = safe_open(path, framework="pt")
@@ -191,10 +191,12 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
     raise DamagedFile(f"{path} holds a sosie {kind.removeprefix('sosie-')}, not arrays of rows")
 
 
-def _safetensors_entry(file: Any, name: str) -> Stored:
+def _safetensors_entry(file: Any, name: str) -> StoredArray:
     part = file.get_slice(name)
     dtype = part.get_dtype()
-    return Stored(tuple(part.get_shape()), _SAFETENSORS_DTYPES.get(dtype, dtype), lambda start, stop: part[start:stop])
+    return StoredArray(
+        tuple(part.get_shape()), _SAFETENSORS_DTYPES.get(dtype, dtype), lambda start, stop: part[start:stop]
+    )
 
 
 def _natural(name: str) -> list[tuple[int, int | str]]:
@@ -209,7 +211,11 @@ class ActivationFile:
     """Activations by site, for the same inputs in the same order."""
 
     def __init__(
-        self, stored: Mapping[str, Stored], name: str, path: Path | None = None, about: dict[str, Any] | None = None
+        self,
+        stored: Mapping[str, StoredArray],
+        name: str,
+        path: Path | None = None,
+        about: dict[str, Any] | None = None,
     ) -> None:
         _check(stored, name)
         self.name = name
@@ -280,16 +286,16 @@ def open_activations(source: Mapping[str, Any] | str | os.PathLike[str]) -> Acti
     return ActivationFile(stored, str(path), path, about_extracted(path) if suffix == ".safetensors" else None)
 
 
-def _in_memory(site: Any, array: Any) -> Stored:
+def _in_memory(site: Any, array: Any) -> StoredArray:
     if not isinstance(array, (np.ndarray, Tensor)):
         raise ValueError(f"site {site!r} holds a {type(array).__name__}; give a NumPy array or a tensor")
     if isinstance(array, np.ma.MaskedArray):
         number_array(array, f"site {site!r}")
     dtype = str(array.dtype).removeprefix("torch.")
-    return Stored(tuple(array.shape), dtype, lambda start, stop: array[start:stop])
+    return StoredArray(tuple(array.shape), dtype, lambda start, stop: array[start:stop])
 
 
-def _check(stored: Mapping[str, Stored], name: str) -> None:
+def _check(stored: Mapping[str, StoredArray], name: str) -> None:
     if not stored:
         raise ValueError(f"{name} holds no sites")
     for site, array in stored.items():

@@ -712,8 +712,6 @@ class Watch:
             reasons = listed(f"{label!r} {reason}" for label, reason in self.left_out.items())
             raise SilentSite(f"no site gave an activation: {reasons}; name others")
 
-    # Reading
-
     # What was seen
 
     @property

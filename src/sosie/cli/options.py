@@ -85,7 +85,7 @@ def split(text: str | None) -> list[str] | None:
 def split_names(models: list[str]) -> tuple[list[str], list[str | None] | None]:
     """The models of "base=tiny10@a.safetensors", and their names: what stands before the first =, if that can be one.
 
-    A part of a path or a specification is no name: lr=0.1/a.npz if there is such a file, ./lr=0.1/a.npz if not,
+    A part of a path or a specification is not a name: lr=0.1/a.npz if there is such a file, ./lr=0.1/a.npz if not,
     tiny10(seed=1), tiny10@lr=1.safetensors.
     """
     parts = [re.fullmatch(r"([^/\\.@:(=]+)=(.+)", text) if not Path(text).exists() else None for text in models]

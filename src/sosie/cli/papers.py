@@ -53,7 +53,7 @@ def _find() -> Path:
 
 
 def _verdicts(paper: Path) -> str:
-    """Count the paper's claims and controls of our own, apart; a number that is judged twice counts once."""
+    """Count the paper's claims and, separately, our own controls; a number that is judged twice counts once."""
     claims = tomllib.loads((paper / "expected.toml").read_text("utf-8"))
     claims.pop("settings", None)
     verdicts = paper / "results" / "verdicts.json"

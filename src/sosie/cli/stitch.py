@@ -53,7 +53,7 @@ def stitch(
     ] = None,
     out: Annotated[Path | None, opt.option(opt.OUTPUT, "FILE", "With --all-sites: write the result as JSON.")] = None,
     report: Annotated[
-        Path | None, opt.option(opt.OUTPUT, "FILE", "With --all-sites: write a page to look at.", "--report", "--html")
+        Path | None, opt.option(opt.OUTPUT, "FILE", "With --all-sites: write a page to look at.", "--html", "--report")
     ] = None,
 ) -> None:
     """Can B do its job with A's representation?
@@ -69,7 +69,7 @@ def stitch(
 
     if (site is None) != all_sites:
         raise ValueError("name the place to stitch: --site NAME or --all-sites, not both")
-    all_only = {"--sites": sites, "--sites-a": sites_a, "--sites-b": sites_b, "--out": out, "--report": report}
+    all_only = {"--sites": sites, "--sites-a": sites_a, "--sites-b": sites_b, "--out": out, "--html": report}
     refused = all_only if site else {"--site-b": site_b, "--save": save}
     if wrong := [name for name, value in refused.items() if value is not None]:
         raise ValueError(f"{', '.join(wrong)}: only {'with' if site else 'without'} --all-sites")

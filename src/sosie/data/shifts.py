@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..checks import nearest, one_of, parse_call, whole_number
+from ..checks import check_options, nearest, one_of, parse_call, whole_number
 from ..process_state import held, kept_random_state
 from .corruptions import CORRUPTIONS, DEFAULT, Corruption
 from .draws import in_sphere, normals, uniforms
@@ -209,8 +209,7 @@ def open_attack(attack: str | Attack) -> Attack:
         return attack
     kind, options = parse_call(attack)
     known = [field.name for field in fields(Attack) if field.name != "kind"]
-    if wrong := [name for name in options if name not in known]:
-        raise ValueError(f"{attack!r}: no option {wrong[0]!r}; there are {', '.join(known)}")
+    check_options(options, known, kind)
     return Attack(kind, **options)
 
 

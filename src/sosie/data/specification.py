@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..checks import one_of, parse_call, renamed, whole_number
+from ..checks import check_options, one_of, parse_call, renamed, whole_number
 from ..factory import find_file, import_library, is_factory, listed_folders, load_factory
 from .images import (
     ImageBatches,
@@ -111,9 +111,7 @@ def _from_folder(text: str) -> ImageFolder:
     match = _FOLDER_OPTIONS.fullmatch(text)
     path, options = (match["path"], match["options"] or "") if match else (text, "")
     _, values = parse_call(f"folder{options}")
-    unknown = sorted(set(values) - {"size", "mode"})
-    if unknown:
-        raise ValueError(f"folder: has no option {', '.join(unknown)}; it takes size and mode")
+    check_options(values, ("size", "mode"), "folder:")
     return open_folder(path.strip(), **values)
 
 
@@ -174,7 +172,7 @@ def read_demo(split: str) -> ImageData:
 
 
 @dataclass(frozen=True)
-class _Published:
+class _PublishedForm:
     """The form in which a data set is published."""
 
     name: str
@@ -209,7 +207,7 @@ def read_named(name: str, split: str, max_rows: int | None = None) -> ImageData:
     )
 
 
-def _look(known: _Published, split: str, folders: list[Path], max_rows: int | None) -> ImageData | None:
+def _look(known: _PublishedForm, split: str, folders: list[Path], max_rows: int | None) -> ImageData | None:
     for folder in folders:
         if (data := _read_packed_parts(folder, known.name, split, max_rows)) is not None:
             return data
@@ -220,7 +218,7 @@ def _look(known: _Published, split: str, folders: list[Path], max_rows: int | No
     return None
 
 
-def _download(known: _Published, split: str, folders: list[Path]) -> None:
+def _download(known: _PublishedForm, split: str, folders: list[Path]) -> None:
     """Let torchvision download the official files into the first folder."""
     if not folders:
         raise FileNotFoundError(f"SOSIE_DOWNLOAD=1 needs a folder to download {known.name} to: set {VARIABLE}")
@@ -285,7 +283,7 @@ _FOUR_FILES = "/*-ubyte or *-ubyte.gz (the four idx files)"
 NAMED = {
     known.name: known
     for known in (
-        _Published(
+        _PublishedForm(
             "cifar10",
             _read_cifar10,
             _fetch_cifar("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
@@ -293,7 +291,7 @@ NAMED = {
             "cifar-10-batches-bin/*.bin (the official binary version)",
             "cifar-10-batches-py",
         ),
-        _Published(
+        _PublishedForm(
             "cifar100",
             _read_cifar100,
             _fetch_cifar("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
@@ -301,21 +299,21 @@ NAMED = {
             "cifar-100-binary/*.bin (the official binary version)",
             "cifar-100-python",
         ),
-        _Published(
+        _PublishedForm(
             "svhn",
             read_svhn,
             lambda datasets, root, split: datasets.SVHN(root, split=split, download=True),
             ("svhn", "SVHN"),
             "test_32x32.mat and train_32x32.mat",
         ),
-        _Published(
+        _PublishedForm(
             "mnist",
             partial(read_mnist, "mnist", tuple("0123456789")),
             lambda datasets, root, split: datasets.MNIST(root, train=split == "train", download=True),
             ("mnist", "MNIST/raw", "MNIST"),
             "mnist" + _FOUR_FILES,
         ),
-        _Published(
+        _PublishedForm(
             "fashion-mnist",
             partial(read_mnist, "fashion-mnist", FASHION),
             lambda datasets, root, split: datasets.FashionMNIST(root, train=split == "train", download=True),

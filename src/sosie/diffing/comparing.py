@@ -23,7 +23,7 @@ from ..capture.calls import Seen, calls_inside
 from ..capture.restore import borrowed
 from ..capture.sites import Names, find_name
 from ..checks import listed
-from ..engine.network import OUTPUT, for_each, number_duplicates
+from ..engine.network import OUTPUT, for_each, models_and_data, number_duplicates
 from ..engine.plan import MEMORY, parse_size
 from ..engine.provenance import provenance
 from ..engine.stream import CACHE, Stream
@@ -46,7 +46,7 @@ INPUTS = Pair("input", "input", "the inputs")
 
 def diff(
     model_a: Any,
-    model_b: Any,
+    model_b: Any = None,
     data: Any = None,
     *,
     sites: Any = None,
@@ -67,9 +67,10 @@ def diff(
 ) -> Diff:
     """Whether `model_b` is the same model as `model_a`, entry by entry, and if not, which module makes the error.
 
-    `model_a`, `model_b`: modules or model specifications, and `data` as in `compare`; two folders or files of weights
-    are compared tensor by tensor without data. Both models read the same inputs and see the same random numbers. They
-    run in evaluation mode; a layer that is in training mode inside a model in evaluation mode stays so.
+    `model_a`, `model_b`: modules or model specifications, also as {name: model}, and `data` as in `compare`. Two folders
+    or files of weights are compared tensor by tensor without data. Both models read the same inputs and see the same
+    random numbers. They run in evaluation mode; a layer that is in training mode inside a model in evaluation mode
+    stays so. In place of A, a record (`sosie.diffing.record`), which holds its inputs.
 
     `sites`, `sites_a`, `sites_b`: where the models are watched, by default their blocks or layers, always with the
     output. `map`: {site of A: site of B} where names differ, a function of A's names or a file with lines a=b; else
@@ -83,7 +84,10 @@ def diff(
     inherits, and descends to the innermost module: `first` of the result. `rtol` and `atol`: the tolerances of
     `mismatched`, by default those of `torch.testing.assert_close`.
     """
-    name_a, name_b = names or (None, None)
+    things, names, data = models_and_data(model_a, model_b, data, names)
+    if len(things) != 2:
+        raise ValueError(f"diff compares two models, got {len(things)}")
+    (model_a, model_b), (name_a, name_b) = things, names
     recorded = Record.load(model_a, name_a) if is_record(model_a) else None
     if is_record(model_b):
         raise TypeError(f"a record is the reference, so it comes first: diff({str(model_b)!r}, model)")

@@ -19,7 +19,7 @@ from ..linalg import gram_cuda, lacks_room, largest_number
 from ..measures import Measure
 from ..process_state import products
 from ..progress import Progress
-from ..results import Comparison, Comparisons, rules_in_words
+from ..results import Comparison, Comparisons, Side, rules_in_words
 from ..stats import BLOCK, GramMaker, Grams, MomentMaker, Moments, RowSampler, Sample, SampleMaker, Statistic, on_device
 from .distributed import SingleProcess, together
 from .mixing import TRIED
@@ -27,7 +27,6 @@ from .network import (
     Network,
     RowSample,
     SavedActivations,
-    Sink,
     Source,
     for_each,
     is_statistics,
@@ -41,7 +40,7 @@ from .network import (
 )
 from .order import ROWS, OrderTest
 from .partial import Checkpoint, MadeUpRows, Partial, finish_files
-from .plan import MEMORY, Kind, Request, draws_of, find_measures, make_plan, parse_size
+from .plan import MEMORY, Plan, Request, StatisticKind, draws_of, find_measures, make_plan, parse_size
 from .provenance import AsyncCopy, add_digests, digest_of, provenance
 from .stream import Stream, check_positions, chunk_on_cpu, rows_per_input, saved_chunk
 
@@ -281,6 +280,93 @@ class Inspector:
                 self.offsets[key] = max(self.offsets.get(key, 0.0), offset)
 
 
+class PartMaker:
+    """Makes the parts of one source's statistics from the rows of each site, and puts those of a chunk together.
+
+    It is called inside the forward pass, for every site of every chunk and, on a GPU, while that waits: it enters no
+    context unless one is needed. The watch has left autocast already.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        makers: dict[StatisticKind, Any],
+        plan: Plan,
+        request: Request,
+        meet: Callable[[torch.device], torch.device],
+        order: OrderTest | None,
+    ) -> None:
+        """`meet`: from the device of the first rows to the one where the rows of all sources meet."""
+        self.makers, self.order, self.start = makers, order, 0  # start: the index of the chunk's first row
+        self._name, self._saved = source.name, isinstance(source, SavedActivations)
+        self._largest = dict(source.largest)  # by site
+        # Whether products of a site's rows need float64; unknown before its first rows, then checked again as needed.
+        self._wide: dict[str, bool] = {}
+        self._meet, self._block = meet, plan.block
+        self._double, self._tf32 = request.precision == "float64", request.tf32
+        self._only_grams = plan.statistics == ["grams"]
+
+    def __call__(self, site: str, rows: Tensor) -> list[Any]:
+        """The part of each statistic for the rows of a site."""
+        if self.order is not None and site in self.order.sites:
+            self.order.keep(site, rows, self.start)
+        device = self._meet(rows.device)
+        in_forward = rows.device == device and not self._saved
+        if self._double or rows.device != device:
+            rows = rows.to(device, torch.float64 if self._double else rows.dtype)
+        if self._only_grams and in_forward and not rows.is_cuda and self._wide.get(site) is False:
+            return [self._checked_grams(site, rows)]
+        if self._needs_float64(site, rows):
+            rows = rows.double()
+        with self._precision(rows) if in_forward else products(tf32=self._tf32 and self._only_grams):
+            return [maker.part(site, rows, self.start) for maker in self.makers.values()]
+
+    def _checked_grams(self, site: str, rows: Tensor) -> Any:
+        """On a CPU the Gram matrices themselves show whether the numbers have grown since the first chunk."""
+        part = self.makers["grams"].part(site, rows, self.start)
+        if part.is_finite():
+            return part
+        self._check(site, rows, largest_number(rows))
+        return self.makers["grams"].part(site, rows.double(), self.start)
+
+    def _needs_float64(self, site: str, rows: Tensor) -> bool:
+        wide = self._wide.get(site)
+        if wide is None or not (wide or rows.is_cuda):
+            # A GPU would have to be waited for: there the first few inputs decide, and `limits` are for the rest.
+            if not (rows.is_cuda and self._largest.get(site)):
+                self._largest[site] = max(self._largest.get(site, 0.0), largest_number(rows))
+            self._check(site, rows, self._largest[site])
+        return self._wide[site]
+
+    def _check(self, site: str, rows: Tensor, most: float) -> None:
+        """Decide whether the products need float64; raise if even float64 is too small."""
+        self._wide[site] = lacks_room(rows, f"{site} of {self._name}", most)
+
+    def _precision(self, rows: Tensor) -> AbstractContextManager[None]:
+        """The context for products of rows; none is needed on a CPU, nor for the kernel of Gram matrices of blocks."""
+        n, block = len(rows), self._block
+        last = n if n < 2 * block else block + n % block  # rows of the last block
+        fits = self._only_grams and last <= gram_cuda.TILE and rows.dtype in gram_cuda.READS
+        if not rows.is_cuda or (fits and gram_cuda.available()):
+            return nullcontext()
+        return products(tf32=self._tf32 and self._only_grams)
+
+    def chunk(self, parts: list[list[Any]]) -> dict[StatisticKind, Any]:
+        """All sites of a chunk together, for each statistic."""
+        return {
+            kind: maker.side([of_site[number] for of_site in parts], self.start)
+            for number, (kind, maker) in enumerate(self.makers.items())
+        }
+
+    def limits(self, side: Side) -> list[float]:
+        """The largest Σ x² of a chunk at each site, where rows were not checked before their products were made."""
+        in_float64 = [
+            self._double or self._wide[site] or dtype == "float64"
+            for site, dtype in zip(side.sites, side.dtypes, strict=True)
+        ]
+        return [FLOAT64_SQUARES if fine else FLOAT32_SQUARES for fine in in_float64]
+
+
 class Pass:
     """One pass over the data: opened sources read chunk by chunk, and each pair's statistics grow.
 
@@ -329,14 +415,21 @@ class Pass:
         }
 
         self._sampler = RowSampler(self.plan.sample_rows, request.seed) if "sample" in self.plan.statistics else None
-        self._makers = [{kind: self._maker(kind) for kind in self.plan.statistics} for _ in sources]
-        # Whether products of a site's rows need float64; unknown before its first rows, then checked again as needed.
-        self._wide: list[dict[str, bool]] = [{} for _ in sources]
         rows = None if stream.expected is None else stream.expected * self.per_input
         spread = RowSampler(ROWS, request.seed, of=rows)
         tested = self.unique if "grams" in self.plan.statistics else ()
         self._order = {k: OrderTest(spread, self.sides[k]) for k in tested}
-        self._sinks = [self._sink(k) for k in range(len(sources))]
+        self._makers = {
+            k: PartMaker(
+                source,
+                {kind: self._maker(kind) for kind in self.plan.statistics},
+                self.plan,
+                request,
+                self._meet,
+                self._order.get(k),
+            )
+            for k, source in self.unique.items()
+        }
         self._inspector = Inspector()
         self._device: torch.device | None = None
         self._start = 0  # the index of the chunk's first row among all rows
@@ -364,12 +457,12 @@ class Pass:
         for k, network in networks.items():
             try:
                 samples[k] = network.sampled_rows(inputs)
-            except Exception:  # a model may refuse inputs that are none of its kind: then nothing is compared
+            except Exception:  # a model may refuse such inputs: then nothing is compared
                 samples[k] = {}
         tolerated = [source.tolerated() for source in self.sources]
         return MadeUpRows(shapes, [samples.get(twin, {}) for twin in self.twins], tolerated)
 
-    def _maker(self, kind: Kind) -> Any:
+    def _maker(self, kind: StatisticKind) -> Any:
         if kind == "grams":
             return GramMaker(self.plan.block, self.plan.uncentred, self.request.tf32)
         if kind == "moments":
@@ -377,15 +470,21 @@ class Pass:
         assert self._sampler is not None
         return SampleMaker(self._sampler, self.plan.widest)
 
+    def _meet(self, device: torch.device) -> torch.device:
+        """The device where the rows of all sources meet, which the first rows decide."""
+        if self._device is None:
+            self._device = meeting_place(device)
+        return self._device
+
     def read(self, chunk: Chunk) -> None:
         """Let every source read a chunk, and add its statistics; other processes may have read the chunks before it."""
         first = self.partials[0, 1]
         self._start = first.rows + (chunk.start - first.inputs) * self.per_input
         inputs = self._input_rows(chunk)
-        sides = {k: self._read(k, chunk) for k in self.unique}
+        read = {k: self._read(k, chunk) for k in self.unique}
         check_positions(list(self.unique.values()))
         with products():
-            self._join([sides[k] for k in self.twins], chunk, inputs)
+            self._join([read[k] for k in self.twins], chunk, inputs)
 
     def settle(self) -> None:
         """Finish pending checks and merges, before the statistics are saved or read."""
@@ -403,102 +502,36 @@ class Pass:
         rows = input_rows(chunk.batch, chunk.count)
         return rows[torch.from_numpy(self._sampler.draw(self._start, chunk.count) - self._start).to(rows.device)]
 
-    def _read(self, k: int, chunk: Chunk) -> dict[Kind, Any]:
+    def _read(self, k: int, chunk: Chunk) -> dict[StatisticKind, Any]:
         """One source's statistics of a chunk: a part for each site as activations appear, then all sites at once."""
-        parts = self.sources[k].read(chunk, self._sinks[k])
+        maker = self._makers[k]
+        maker.start = self._start
+        parts = self.sources[k].read(chunk, maker)
         check_positions([self.sources[k]])
         if k in self._order and self._device is not None:
             self._order[k].end_chunk(self._start, chunk.count, self._device)
-        makers = self._makers[k]
         with products():
-            sides = {
-                kind: maker.side([of_site[number] for of_site in parts], self._start)
-                for number, (kind, maker) in enumerate(makers.items())
-            }
-            self._inspect(k, sides)
-        return sides
+            statistics = maker.chunk(parts)
+            self._inspect(k, statistics)
+        return statistics
 
-    def _sink(self, k: int) -> Sink:
-        """The function that is called inside the forward pass with the rows of a site: a part for each statistic.
-
-        It is called for every site of every chunk and, on a GPU, while that waits: it enters no context unless one is
-        needed. The watch has left autocast already.
-        """
-        source, makers, wide = self.sources[k], list(self._makers[k].values()), self._wide[k]
-        double, only_grams = self.request.precision == "float64", self.plan.statistics == ["grams"]
-        saved, largest = isinstance(source, SavedActivations), dict(source.largest)
-
-        def check(site: str, rows: Tensor, most: float) -> None:
-            """Decide whether the products need float64; raise if even float64 is too small."""
-            wide[site] = lacks_room(rows, f"{site} of {source.name}", most)
-
-        def sink(site: str, rows: Tensor) -> list[Any]:
-            device, start = self._device, self._start
-            if device is None:
-                device = self._device = meeting_place(rows.device)
-            foreign = saved or rows.device != device
-            if double or rows.device != device:
-                rows = rows.to(device, torch.float64 if double else rows.dtype)
-            is_wide = wide.get(site)
-            if is_wide is False and only_grams and not (rows.is_cuda or foreign):
-                part = makers[0].part(site, rows, start)
-                if part.is_finite():  # so the numbers have not grown since the first chunk
-                    return [part]
-                check(site, rows, largest_number(rows))
-                return [makers[0].part(site, rows.double(), start)]
-            if is_wide is None or not (is_wide or rows.is_cuda):
-                # A GPU would have to be waited for: there the first few inputs decide, and `_inspect` checks the rest.
-                if not (rows.is_cuda and largest.get(site)):
-                    largest[site] = max(largest.get(site, 0.0), largest_number(rows))
-                check(site, rows, largest[site])
-            if wide[site]:
-                rows = rows.double()
-            with self._precision(rows, foreign):
-                return [maker.part(site, rows, start) for maker in makers]
-
-        if (order := self._order.get(k)) is None:
-            return sink
-
-        def sink_and_sample(site: str, rows: Tensor) -> list[Any]:
-            if site in order.sites:
-                order.keep(site, rows, self._start)
-            return sink(site, rows)
-
-        return sink_and_sample
-
-    def _precision(self, rows: Tensor, foreign: bool) -> AbstractContextManager[None]:
-        """The context for products of rows; none is needed on a CPU, nor for the kernel of Gram matrices of blocks."""
-        only_grams = self.plan.statistics == ["grams"]
-        if not foreign:
-            if not rows.is_cuda:
-                return nullcontext()
-            n, block = len(rows), self.plan.block
-            last = n if n < 2 * block else block + n % block  # rows of the last block
-            if only_grams and last <= gram_cuda.TILE and rows.dtype in gram_cuda.READS and gram_cuda.available():
-                return nullcontext()
-        return products(tf32=self.request.tf32 and only_grams)
-
-    def _inspect(self, k: int, sides: dict[Kind, Any]) -> None:
-        name, side, wide = self.sources[k].name, self.sides[k], self._wide[k]
-        numbers = torch.stack([of_kind.check for of_kind in sides.values()]).sum(0)
-        most: list[float] = []
-        if numbers.is_cuda:  # on a CPU every chunk was checked before its products were made
-            double = self.request.precision == "float64"
-            in_float64 = [double or wide[s] or t == "float64" for s, t in zip(side.sites, side.dtypes, strict=True)]
-            most = [FLOAT64_SQUARES if fine else FLOAT32_SQUARES for fine in in_float64]
-        self._inspector.take(name, side.sites, numbers, most)
-        if "grams" in sides:
+    def _inspect(self, k: int, statistics: dict[StatisticKind, Any]) -> None:
+        name, side, maker = self.sources[k].name, self.sides[k], self._makers[k]
+        numbers = torch.stack([of_kind.check for of_kind in statistics.values()]).sum(0)
+        # On a CPU every chunk was checked before its products were made.
+        self._inspector.take(name, side.sites, numbers, maker.limits(side) if numbers.is_cuda else [])
+        if "grams" in statistics:
             for (source, site), offset in self._inspector.offsets.items():
                 if source == name:
-                    self._makers[k]["grams"].notice(site, offset)
+                    maker.makers["grams"].notice(site, offset)
 
-    def _join(self, sides: list[dict[Kind, Any]], chunk: Chunk, inputs: Tensor | None) -> None:
+    def _join(self, read: list[dict[StatisticKind, Any]], chunk: Chunk, inputs: Tensor | None) -> None:
         block, request = self.plan.block, self.request
         first_block = self._start // block  # blocks go on counting on resuming, and in a later part of the data
         for (i, j), partial in self.partials.items():
             rows = 0
             for kind in self.plan.statistics:
-                a, b = sides[i][kind], sides[j][kind]
+                a, b = read[i][kind], read[j][kind]
                 joined: Statistic
                 if kind == "grams":
                     joined = Grams.join(
@@ -513,13 +546,13 @@ class Pass:
 
     # Several processes
 
-    def learnt(self) -> list[dict[Kind, Any]]:
+    def learnt(self) -> list[dict[StatisticKind, Any]]:
         """What the makers have learned from the first chunk: centres, mostly."""
-        return [{kind: maker.learnt() for kind, maker in makers.items()} for makers in self._makers]
+        return [{kind: maker.learnt() for kind, maker in of.makers.items()} for of in self._makers.values()]
 
-    def learn(self, learnt: list[dict[Kind, Any]]) -> None:
-        for makers, of_first in zip(self._makers, learnt, strict=True):
-            for kind, maker in makers.items():
+    def learn(self, learnt: list[dict[StatisticKind, Any]]) -> None:
+        for of, of_first in zip(self._makers.values(), learnt, strict=True):
+            for kind, maker in of.makers.items():
                 maker.learn(of_first[kind])
 
     def gather(self, ranks: SingleProcess) -> None:

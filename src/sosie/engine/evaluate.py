@@ -118,7 +118,7 @@ def evaluate(
             statistic=statistic.describe(),
             interval=intervals.get(measure.name, (None, None)),
             chance=by_chance,
-            # Blocks of rows that come in an order are no fair sample, so their error is unknown.
+            # Blocks of rows that come in an order are not a fair sample, so their error is unknown.
             block_error=None if order else from_all_rows(measure, statistic),
         )
         undefined = pairs[measure.name].undefined if measure.name in pairs else {}

@@ -138,7 +138,7 @@ def mixing_note(
         # Some models draw numbers that they do not use, others use them seldom: any of the inputs may change.
         states = range(STATES if drew and not changed else 0)
         drawn = next(filter(None, (differ(model, usual, run(few, other_random_state(k))) for k in states)), [])
-    except Exception as error:  # a model may take batches of one size only; if it takes none, the pass itself will tell
+    except Exception as error:  # a model may take batches of one size only; if it takes none, the pass itself will fail
         return f"{unknown}: it could not be run on {count} of them ({error})"
     mixed = [site for site in changed if site not in unsteady]
     if mixed:

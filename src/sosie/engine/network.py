@@ -301,7 +301,7 @@ class Network:
         return self._mixing.after(self.name, self.model, self._read_by_input)
 
     def note_after_pass(self) -> str | None:
-        """The same after the last chunk; also on models that keep state from batch to batch."""
+        """The note after the last chunk: that of `mixing_in_pass`, or on a model that keeps state between batches."""
         return self.mixing_in_pass() or self._mixing.state_after(self.name, self.model, self._read_by_input)
 
     def _read_by_input(self, chunk: Chunk) -> dict[str, Tensor]:

@@ -106,7 +106,7 @@ def _projections(width: int, seed: int) -> list[Fold]:
     return [Fold(width, COLUMNS, 2 * seed + k) for k in (1, 2)] if width > 2 * COLUMNS else []
 
 
-# From the samples to what they say of the blocks
+# What the samples say about the blocks
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Gap:
     from_sample: float
     error: float  # the standard error of the latter
     rows: int
-    excess: float  # the difference over what may come by chance
+    excess: float  # the difference over what chance may give
 
 
 def largest_gap(

@@ -21,7 +21,7 @@ from ..stats import Sample, Statistic, load_statistics, moved, on_device, save_s
 from . import caveats
 from .evaluate import evaluate
 from .network import RowSample, SavedActivations, Source, unlike
-from .plan import Kind
+from .plan import StatisticKind
 from .provenance import STRETCH, InputDigests, add_digests, input_digests
 
 EVERY = 60.0  # seconds between two saves
@@ -84,9 +84,9 @@ class Partial:
 
     side_a: Side
     side_b: Side
-    kinds: dict[str, Kind]  # measure -> the statistic that it reads
+    kinds: dict[str, StatisticKind]  # measure -> the statistic that it reads
     rows_rule: str
-    statistics: dict[Kind, Statistic] = field(default_factory=dict)
+    statistics: dict[StatisticKind, Statistic] = field(default_factory=dict)
     inputs: int = 0
     rows: int = 0
     notes: dict[str, str] = field(default_factory=dict)  # measure -> why it rests on less than it could
@@ -107,7 +107,7 @@ class Partial:
 
     # Sums
 
-    def add(self, kind: Kind, part: Statistic) -> None:
+    def add(self, kind: StatisticKind, part: Statistic) -> None:
         """Add the statistic of a chunk. Samples wait, since merging copies all rows kept so far."""
         if isinstance(part, Sample):
             self._waiting.append(part)

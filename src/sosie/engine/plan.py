@@ -14,7 +14,7 @@ from ..checks import one_of, whole_number
 from ..measures import Measure, find
 from ..stats import BLOCK, NO_NEURONS, ROWS, Covariances, Grams, Moments, Neurons, UncentredAlignment
 
-Kind = Literal["moments", "grams", "sample"]
+StatisticKind = Literal["moments", "grams", "sample"]
 Widths = tuple[tuple[int, ...], tuple[int, ...]]  # columns of every site of A, and of B
 
 MEMORY = 4 * 2**30  # bytes that statistics may take by default
@@ -104,7 +104,7 @@ class Request:
 class Plan:
     """The statistics that one pass collects, and which measure reads which."""
 
-    kinds: dict[str, Kind]  # measure name -> statistic
+    kinds: dict[str, StatisticKind]  # measure name -> statistic
     block: int = BLOCK
     uncentred: bool = False
     products: torch.dtype = torch.float32
@@ -114,8 +114,8 @@ class Plan:
     rows_beside: bool = False  # whether rows are sampled too, for intervals and chance alone
 
     @property
-    def statistics(self) -> list[Kind]:
-        kinds: list[Kind] = [*self.kinds.values(), *(("sample",) if self.rows_beside else ())]
+    def statistics(self) -> list[StatisticKind]:
+        kinds: list[StatisticKind] = [*self.kinds.values(), *(("sample",) if self.rows_beside else ())]
         return list(dict.fromkeys(kinds))
 
 
@@ -123,11 +123,11 @@ def make_plan(request: Request, widths: Widths, rows: int | None, *, budget: int
     """Choose for each measure the cheapest statistic that supplies its view within `budget` bytes.
 
     `rows`: their number, if known. Without `blocks` there are no Gram matrices of blocks: 64 positions of one image
-    or sentence are no sample of the data.
+    or sentence are not a sample of the data.
     """
     measures, exact, columns = request.measures, request.exact, (*widths[0], *widths[1])
     needed = moments_bytes(widths)
-    kinds: dict[str, Kind] = {
+    kinds: dict[str, StatisticKind] = {
         measure.name: _kind(measure, widths, rows, budget, exact=exact or not blocks, block=request.block)
         for measure in measures
     }
@@ -161,7 +161,7 @@ def make_plan(request: Request, widths: Widths, rows: int | None, *, budget: int
     )
 
 
-def _kind(measure: Measure, widths: Widths, rows: int | None, budget: int, *, exact: bool, block: int) -> Kind:
+def _kind(measure: Measure, widths: Widths, rows: int | None, budget: int, *, exact: bool, block: int) -> StatisticKind:
     columns, work = sum(widths[0]) + sum(widths[1]), _moments_work(widths)
     fits = moments_bytes(widths) <= budget
     rows_fit = rows is not None and sample_bytes(widths, rows) <= budget

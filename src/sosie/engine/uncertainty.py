@@ -173,7 +173,7 @@ def by_halves(halves: Array, quarters: Array) -> tuple[Error, Array]:
     of_half, of_quarter = (values.var(1, ddof=1).mean(0) for values in (halves, quarters))
     # Each over its rows, as if variances fell with the rows alone: a / n + 2 b / n², and a / n + 4 b / n².
     from_half, from_quarter = of_half / 2, of_quarter / 4
-    # a is no variance if it is below 0; then all is b.
+    # An a below 0 is not a variance: then all is b.
     variance = np.maximum(1.5 * from_half - 0.5 * from_quarter, from_half / 2)
     # The ways to halve are orthogonal, so their differences give the effect of each group.
     signs = np.where(halves_of_groups()[:, 0], 1, -1)

@@ -23,7 +23,7 @@ from ..checks import one_of, renamed, whole_number
 from ..engine.network import Network
 from ..models import atom_layers
 from ..process_state import products
-from .run_folder import CODES, KINDS, RECORDS, About, FrameWriter, choose_sites, is_run
+from .run_folder import CODES, RECORDED, RECORDS, About, FrameWriter, choose_sites, is_run
 
 if TYPE_CHECKING:
     from .monitor import Monitor
@@ -65,7 +65,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         overwrite: bool = False,
         probe: Any = None,
     ) -> None:
-        one_of(what, "what", KINDS)
+        one_of(what, "what", RECORDED)
         data = renamed(probe, data, "probe", "data")
         if data is None and what == "activations":
             raise ValueError("activations need inputs: give data=")

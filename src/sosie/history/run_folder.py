@@ -205,7 +205,7 @@ class FrameWriter:
 
 ABOUT, RECORDS = "run.json", "records"
 FORMAT, VERSION = "sosie-run", 2
-KINDS = ("atoms", "weights", "activations")
+RECORDED = ("atoms", "weights", "activations")
 SUMS = ".coefficients"  # beside atoms: sum and sum of squares of each layer's coefficients; no module has this name
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 CODES = {dtype: code for code, dtype in DTYPES.items()}
@@ -259,7 +259,7 @@ class About:
         fields["sites"], fields["shapes"] = tuple(fields["sites"]), tuple(map(tuple, fields["shapes"]))
         fields["parameters"] = {name: tuple(shape) for name, shape in fields["parameters"].items()}
         about = cls(**fields)
-        if about.what not in KINDS or about.dtype not in DTYPES:
+        if about.what not in RECORDED or about.dtype not in DTYPES:
             raise DamagedFile(f"{path} is damaged: what {about.what!r}, dtype {about.dtype!r}")
         if not about.sites or len(set(about.sites)) != len(about.sites) or len(about.sites) != len(about.shapes):
             raise DamagedFile(f"{path} is damaged: {len(about.sites)} sites, {len(about.shapes)} shapes")

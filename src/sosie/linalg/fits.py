@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..checks import nearest, one_of, parse_call, positive, whole_number
+from ..checks import call_text, check_options, nearest, one_of, parse_call, positive, whole_number
 from .products import best_assignment, eigen, eigenvalues, singular
 from .spectra import RANK_TOLERANCE, RANK_TOLERANCE_FLOAT32_PRODUCTS, Spectrum, loss_of
 
@@ -141,15 +141,10 @@ class Fit:
 
     def using(self, **options: Any) -> Fit:
         """This fit with other options, which are part of its name."""
-        for key, value in options.items():
-            if key not in self.parameters:
-                known = ", ".join(self.parameters) or "none"
-                raise ValueError(f"{self.function.__name__} has no option {key!r}; it has {known}")
-            if isinstance(self.parameters[key].default, bool) and not isinstance(value, bool):
-                raise ValueError(f"{key} of {self.function.__name__} is True or False, got {value!r}")
+        base = self.function.__name__
+        check_options(options, {name: each.default for name, each in self.parameters.items()}, base)
         changed = {**self.options, **options}
-        text = ", ".join(f"{key}={value!r}" for key, value in changed.items())
-        return replace(self, name=f"{self.function.__name__}({text})", options=changed)
+        return replace(self, name=call_text(base, changed), options=changed)
 
 
 def define(function: Callable[..., Affine]) -> Callable[..., Affine]:

@@ -1,8 +1,8 @@
-"""Gram matrices of blocks of rows on a GPU, in one reading of the rows.
+"""Gram matrices of blocks of rows on a GPU, which reads the rows once.
 
 A library product of a few rows and very many columns leaves most of a GPU idle and adds up hundreds of
-thousands of products in one place. Here the columns are shared out over the whole device, each part is
-centred on the way and summed apart: as fast as the memory can be read, centring included, and more exact.
+thousands of products in one place. Here the columns are shared out over the whole device; each part is
+centred on the way and has a sum of its own. That takes no longer than reading the memory, and is more exact.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ def available(about: About = "mean") -> bool:
 
 
 def gram_blocks(stack: Tensor, *, about: About, tf32: bool) -> tuple[Tensor, Tensor]:
-    """X Xᵀ of each block of a stack (blocks, b, p) less what it is about, and of each the length of that.
+    """X Xᵀ of each block of a stack (blocks, b, p), after subtracting the mean, the first row or nothing (`about`).
 
-    The length is b‖mean‖², ‖first row‖² or 0. Products are TF32, or as good as float32 (three TF32 products each);
-    those of very many differences from a first row bfloat16 where TF32 would do.
+    Also the squared length of what was subtracted: b‖mean‖², ‖first row‖² or 0. Products are TF32, or as good as
+    float32 (three TF32 products each); where TF32 would do, those of very many differences from a first row are
+    bfloat16.
     """
     blocks, b, width = stack.shape
     if about != "first" and b > TILE:

@@ -17,9 +17,9 @@ def plus_product(total, left, right, PRECISION: tl.constexpr):
 
 @triton.jit
 def first_row(origin, column, known):
-    """A sum over one row: what comes out of a sum, Triton does not read once more in the order of a product's operand.
+    """The first row, as a sum over one row, so that Triton does not load it in the order of a product's operand.
 
-    That order has several threads wait for one bank of the shared memory, which makes the whole a sixth slower.
+    In that order several threads wait for one bank of the shared memory, and the kernel takes a sixth longer.
     """
     return tl.sum(tl.load(origin + column[None, :], mask=known[None, :], other=0.0).to(tl.float32), axis=0)
 
@@ -29,7 +29,7 @@ def with_itself(
     rows, origin, first, last, b, inside,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, ABOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A tile less what it is about, and how long that is."""
+    """The product of a tile less its mean, first row or nothing, with itself; and the length of what was subtracted."""
     total = tl.zeros((ROWS, ROWS), dtype=tl.float32)
     length = tl.zeros((COLUMNS,), dtype=tl.float32)
     for k in range(first, last, COLUMNS):
@@ -53,7 +53,7 @@ def with_itself(
 def with_another(
     left_rows, right_rows, origin, first, last, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
-    """Two tiles, both less the first row of their block."""
+    """The product of two tiles, after subtracting the first row of their block from both."""
     total = tl.zeros((ROWS, ROWS), dtype=tl.float32)
     for k in range(first, last, COLUMNS):
         column = k + tl.arange(0, COLUMNS)
@@ -75,7 +75,7 @@ def gram(
     place = parts + (block * tl.num_programs(1) + split).to(tl.int64) * (b * b + 1)
     first = split * span
     last = tl.minimum(first + span, width)
-    # Pairs of tiles i ≤ j in the order (0, 0), (0, 1), (1, 1), (0, 2) …; a root that is rounded down is not fooled.
+    # Pairs of tiles i ≤ j in the order (0, 0), (0, 1), (1, 1), (0, 2) …; 1e-3 outweighs a root rounded down.
     j = 0 if ALONE else ((tl.sqrt(8.0 * pair + 1.0) - 1.0) / 2.0 + 1e-3).to(tl.int32)
     i = 0 if ALONE else pair - j * (j + 1) // 2
     row, column = i * ROWS + tl.arange(0, ROWS), j * ROWS + tl.arange(0, ROWS)

@@ -270,11 +270,11 @@ def grams(rows: Tensor) -> Tensor:
 
 def live_gram(rows: Tensor, *, centre: bool = True) -> Tensor:
     """(n, n): X Xᵀ of rows (n, p), centred or not, in float32 at least, without a copy of the rows."""
-    return Settled.apply(sized_gram(rows, centre=centre)[0], centre)[0]
+    return SymmetricGradient.apply(sized_gram(rows, centre=centre)[0], centre)[0]
 
 
 def sized_gram(rows: Tensor, *, centre: bool) -> tuple[Tensor, Tensor]:
-    """(1, n, n): X Xᵀ as in `live_gram`, before `Settled`, and n‖first row‖² (1,), or that of the mean.
+    """(1, n, n): X Xᵀ as in `live_gram`, before `SymmetricGradient`, and n‖first row‖² (1,), or that of the mean.
 
     Compiled code gets plain operations: traced functions would not notice rows that are overwritten later.
     """
@@ -331,7 +331,7 @@ def squared_sizes(rows: Tensor) -> Tensor:
     return torch.linalg.vector_norm(rows.detach(), dim=1, dtype=torch.float64).square()
 
 
-class Settled(torch.autograd.Function):
+class SymmetricGradient(torch.autograd.Function):
     """Gram matrices (…, n, n), unchanged, whose gradient is made symmetric, and centred if they are."""
 
     @staticmethod

@@ -34,7 +34,7 @@ ENOUGH_DIGITS_FLOAT32 = 1e-7  # the same if rows were rounded to float32
 EIGENVALUE_ROUNDING = 2  # times ε ‖λ‖ √(Σ 1/λ) bounds the error of Σ √λ; at most 1.3 was measured
 WORTH_SQUARING = 64  # columns
 FEW = 4  # one column in so many is tried first
-LIKELY = 0.02  # times the enough error is required of these columns, since all columns have smaller eigenvalues
+LIKELY = 0.02  # times the error that is enough is required of these columns, since all columns have smaller eigenvalues
 
 
 def rank_tolerance(dtype: torch.dtype) -> float:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..checks import parse_call
+from ..checks import call_text, check_options, parse_call
 from ..linalg import near_one, widened
 from ..notebook import html_facts
 from ..process_state import without_autocast
@@ -74,11 +74,11 @@ class Measure:
     invariant: frozenset[str]  # transformations of either side that leave the value unchanged
     symmetric: bool
     differentiable: bool
-    precise: bool  # inverts covariances, which must be float64 products
-    cost: str
-    paper: str
-    summary: str
-    chance: str  # the value of unrelated rows
+    precise: bool  # needs float64 products, since it inverts covariances or is the root of a small difference
+    cost: str  # of a pair of sites, for n rows of p and q neurons
+    paper: str  # keys of `sosie.papers.PAPERS`, separated by commas
+    summary: str  # the first line of the docstring
+    chance: str  # the value of unrelated rows, in words
     few_rows: FewRows | None  # the failure when a side has more neurons than there are rows
     paired: bool  # row i of x must belong to row i of y
     same_width: bool  # both sides must have equally many neurons
@@ -171,15 +171,9 @@ class Measure:
 
     def using(self, **options: Any) -> Measure:
         """This measure with other options, which are part of its name."""
-        known = self.defaults
-        for key, value in options.items():
-            if key not in known:
-                raise TypeError(f"{self.base} has no option {key!r}; it has {', '.join(known) or 'none'}")
-            if isinstance(known[key], bool) and not isinstance(value, bool):
-                raise ValueError(f"{key} of {self.base} is True or False, got {value!r}")
+        check_options(options, self.defaults, self.base)
         changed = {**self.options, **options}
-        text = ", ".join(f"{key}={value!r}" for key, value in changed.items())
-        return replace(self, name=f"{self.base}({text})", options=changed)
+        return replace(self, name=call_text(self.base, changed), options=changed)
 
     @property
     def base(self) -> str:

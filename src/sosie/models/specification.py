@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..checks import listed, nearest, parse_call, whole_number
+from ..checks import call_text, check_options, listed, nearest, parse_call, whole_number
 from ..factory import find_file, import_library, load_factory
 from .weights import PICKLE_SUFFIXES, TORCH_SUFFIXES, fit_weights, load_weights, masked_weights, read_weights
 
@@ -76,9 +76,7 @@ def build_model(name: str, options: Mapping[str, Any] | None = None, state: Stat
     (build, read_options, _), fixed = find_architecture(name)
     stated = {**fixed, **(options or {})}
     accepted = inspect.signature(build).parameters
-    unknown = [key for key in stated if key not in accepted]
-    if unknown:
-        raise ValueError(f"{name} has no option {', '.join(unknown)}; it takes {', '.join(accepted)}")
+    check_options(stated, accepted, name)
     read = read_options(state) if state else {}
     arguments = {key: value for key, value in read.items() if value is not None} | stated
     try:
@@ -502,7 +500,7 @@ def _open_library(library: str, rest: str, seed: int, head: bool) -> tuple[nn.Mo
 
 
 def _label(name: str, options: dict[str, Any]) -> str:
-    return name + (f"({', '.join(f'{key}={value!r}' for key, value in options.items())})" if options else "")
+    return call_text(name, options) if options else name
 
 
 def _split(text: str) -> tuple[str, str | None]:

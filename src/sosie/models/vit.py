@@ -256,13 +256,13 @@ def eq13(probability: Tensor, tokens: Tensor) -> Tensor:
 
 # A vision transformer that drops tokens (DynamicViT, Rao et al. 2021)
 
-Rule = Literal["learned", "cka", "eq13"]
-RULES: tuple[Rule, ...] = get_args(Rule)
+TokenRule = Literal["learned", "cka", "eq13"]
+TOKEN_RULES: tuple[TokenRule, ...] = get_args(TokenRule)
 
 
 def _check_extra(state: Tensor) -> None:
     """Raise for an extra state that is not a DynamicViT's."""
-    if state.shape != (5,) or not bool(state.isfinite().all()) or state[2] not in range(len(RULES)):
+    if state.shape != (5,) or not bool(state.isfinite().all()) or state[2] not in range(len(TOKEN_RULES)):
         raise ValueError(
             f"_extra_state is {state.flatten()[:6].tolist()}, but a dynamic_vit saves five numbers: keep, gamma, the "
             "number of its rule, heads and calibration images; was the file saved by another version?"
@@ -277,7 +277,7 @@ def _read_dynamic_vit(state: State) -> dict[str, Any]:
     if own is not None:
         _check_extra(own)
         keep, gamma, rule, heads, _ = own.tolist()
-        options |= {"keep": keep, "gamma": gamma, "rule": RULES[int(rule)], "heads": int(heads)}
+        options |= {"keep": keep, "gamma": gamma, "rule": TOKEN_RULES[int(rule)], "heads": int(heads)}
     return options
 
 
@@ -304,7 +304,7 @@ class DynamicViT(VisionTransformer):
         width: int = 192,
         keep: float = 0.7,
         stages: Sequence[int] | None = None,
-        rule: Rule = "learned",
+        rule: TokenRule = "learned",
         gamma: float = 1.0,
         heads: int | None = None,
         hidden: int | None = None,
@@ -328,7 +328,7 @@ class DynamicViT(VisionTransformer):
 
     def _check(self) -> None:
         positive(self.keep, "keep", most=1, why="the share of tokens that each stage keeps")
-        one_of(self.rule, "rule", RULES)
+        one_of(self.rule, "rule", TOKEN_RULES)
         if not math.isfinite(self.gamma):
             raise ValueError(
                 f"gamma must be a finite number, got {self.gamma!r}: it weighs similarity against probability"
@@ -401,7 +401,7 @@ class DynamicViT(VisionTransformer):
     # Options saved with the weights; options stated when the network is built take precedence.
 
     def get_extra_state(self) -> Tensor:
-        options = [self.keep, self.gamma, RULES.index(self.rule), self.heads, self.calibrated_on]
+        options = [self.keep, self.gamma, TOKEN_RULES.index(self.rule), self.heads, self.calibrated_on]
         return torch.tensor(options, dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -416,7 +416,7 @@ def with_dynamic_tokens(
     model: VisionTransformer,
     keep: float = 0.7,
     stages: Sequence[int] | None = None,
-    rule: Rule = "learned",
+    rule: TokenRule = "learned",
     gamma: float = 1.0,
     *,
     seed: int = 0,

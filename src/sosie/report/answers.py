@@ -15,14 +15,6 @@ MOST_PRINTED = 60
 MOST_POINTS = 5000
 MOST_ROWS = 500
 _SCRIPTS = ("answer_map", "answer_page")
-_QUESTIONS = {
-    "neighbours": "Which are nearest?",
-    "map": "Where do they lie?",
-    "clusters": "Which belong together?",
-    "duplicates": "Which are there twice?",
-    "family": "Where does it come from?",
-    "recommendation": "Which model for these data?",
-}
 
 
 def print_answer(answer: Answer, console: Console | None = None) -> None:
@@ -56,7 +48,7 @@ def render(answer: Answer) -> str:
     query = answer.asked.get("query")
     return render_page(
         title=in_a_sentence(str(query)) if query else _heading(answer),
-        question=_QUESTIONS.get(answer.question, answer.question),
+        question=answer.words,
         lead=visible(answer.sentence()),
         others=[visible(note) for note in answer.notes],
         kind="note",

@@ -173,7 +173,7 @@ def _measure(dynamics: Dynamics, name: str) -> dict[str, Any]:
     ends = data_scale(replace(values, value=dynamics.to_end(name)))
     place = {step: k for k, step in enumerate(dynamics.steps_a)}
     settled = [] if dynamics.two_runs else [dynamics.settled(t, name).values() for t in THRESHOLDS]
-    last = len(dynamics.steps_a) - 1  # the last state is near itself, which is no finding
+    last = len(dynamics.steps_a) - 1  # the last state is always near itself
     return {
         "name": visible(name),
         "sentence": sentence(dynamics, name),

@@ -16,6 +16,7 @@ from .comparison import (
     Estimate,
     Interval,
     LazyComparisons,
+    Number,
     Side,
     at_layers,
     by_chance,

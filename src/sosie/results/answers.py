@@ -25,6 +25,7 @@ class Answer(Rows, Result):
 
     format = "sosie-answer"
     question: ClassVar[str] = "answer"
+    words: ClassVar[str] = ""  # the question as a page asks it
     shown: ClassVar[tuple[str, ...]] = ()  # the columns of the table, if rows have them
     cosines: ClassVar[tuple[str, ...]] = ()  # columns whose values rounding may have put past 1
 
@@ -82,12 +83,13 @@ class Answer(Rows, Result):
 class Neighbours(Answer):
     """The models or layers nearest to a query, nearest first.
 
-    `value`: the value they are sorted by, of models a mean over layers; `site_a`, `site_b` and `best`: the most similar
-    pair of layers, and its value; `exact`: whether it is the measure itself on the probe set, from the whole
+    `value`: the value they are sorted by, for models a mean over layers; `site_a`, `site_b` and `best`: the most
+    similar pair of layers, and its value; `exact`: whether it is the measure itself on the probe set, from the whole
     vectors; `estimated`: the estimate from the short vectors.
     """
 
     question = "neighbours"
+    words = "Which are nearest?"
     shown = ("name", "site_a", "site_b", "value", "estimated", "architecture", "task", "tags")
     cosines = ("value", "estimated", "best")
 
@@ -97,7 +99,7 @@ class Neighbours(Answer):
         return list(dict.fromkeys(row["name"] for row in self.found))
 
     def _columns(self) -> tuple[str, ...]:
-        """Of models no pair of layers, whose value would be another one than that of the row."""
+        """The columns; for models without the pair of layers, whose value is not that of the row."""
         of_layers = self.asked.get("by") == "layer"
         return tuple(column for column in self.shown if of_layers or column not in ("site_a", "site_b"))
 
@@ -141,6 +143,7 @@ class Map(Answer):
     """A point in the plane for each model; distances approximate √(2 − 2 similarity)."""
 
     question = "map"
+    words = "Where do they lie?"
     shown = ("name", "x", "y", "architecture", "task", "tags")
 
     @property
@@ -159,6 +162,7 @@ class Clusters(Answer):
     """The group of each model, numbered by the first member; `centre` marks the member most like its group."""
 
     question = "clusters"
+    words = "Which belong together?"
     shown = ("cluster", "name", "centre", "similarity", "architecture", "task", "tags")
     cosines = ("similarity",)
 
@@ -182,6 +186,7 @@ class Duplicates(Answer):
     """Models that are also in the zoo under an earlier name, each with the first such model."""
 
     question = "duplicates"
+    words = "Which are there twice?"
     shown = ("name", "same_as", "why", "value", "architecture")
     cosines = ("value",)
 
@@ -197,6 +202,7 @@ class Family(Answer):
     """Possible ancestors and descendants of a model: the models most alike at layers of the same name."""
 
     question = "family"
+    words = "Where does it come from?"
     shown = ("name", "recorded", "score", "above", "early", "cka", "weights", "atoms", "architecture", "task")
     cosines = ("score", "early", "cka", "weights", "atoms")
 
@@ -214,6 +220,7 @@ class Recommendation(Answer):
     """Models for a data set, best first; then those that could not be tried, with the reason."""
 
     question = "recommendation"
+    words = "Which model for these data?"
     shown = ("name", "rank", "probe_accuracy", "mean_embedding", "log_mean_over_norm", "architecture", "task", "reason")
 
     @property

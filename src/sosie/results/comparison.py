@@ -104,6 +104,21 @@ class Facts(Protocol):
     def bounds(self) -> tuple[float | None, float | None]: ...
     @property
     def same(self) -> float | None: ...
+    @property
+    def summary(self) -> str: ...
+    @property
+    def paper(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Number:
+    """The facts of a value that is not a measure's, such as an accuracy."""
+
+    closer: Closer
+    bounds: tuple[float | None, float | None]
+    same: float | None = None
+    summary: str = ""
+    paper: str = ""
 
 
 Interval = tuple[Array | None, Array | None]
@@ -170,8 +185,8 @@ class Estimate:
             same=facts.same,
             caveats=tuple(caveats),
             p_floor=None if chance is None else chance.p_floor,
-            meaning=getattr(facts, "summary", ""),
-            paper=getattr(facts, "paper", ""),
+            meaning=facts.summary,
+            paper=facts.paper,
             **{name: None if array is None else np.where(undefined, np.nan, array) for name, array in beside.items()},
         )
 
@@ -383,7 +398,7 @@ class Comparison(Result):
 
 
 def log_scalars(writer: Any, scalars: Mapping[str, float], step: int | None = None) -> None:
-    """Log numbers by name to whatever the writer is, told by its methods."""
+    """Log numbers by name to any kind of writer, recognised by its methods."""
     if hasattr(writer, "add_scalar"):  # TensorBoard
         for name, value in scalars.items():
             writer.add_scalar(name, value, step)
@@ -470,7 +485,7 @@ def same_depth(count_a: int, count_b: int) -> tuple[int, ...]:
 
 
 def apart(names: Sequence[str]) -> list[str]:
-    """The names, numbered where one comes again: mix, mix@2."""
+    """The names, numbered where one occurs again: mix, mix@2."""
     counts: dict[str, int] = {}
     unique = []
     for name in names:

@@ -563,7 +563,7 @@ def _hidden_layers(network: Network, chunk: Chunk) -> int:
     try:
         if not kinds:
             raise SilentSite("there are none")
-        with watch(network.model, list(kinds), sink=lambda *_: None) as seen:
+        with watch(network.model, list(kinds), sink=lambda *_: None, axes=False) as seen:
             network.outputs(chunk)
     except SilentSite as error:
         raise ValueError(

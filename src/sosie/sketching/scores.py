@@ -15,7 +15,7 @@ from ..engine.caveats import of_left_out
 from ..engine.network import names_of
 from ..linalg import product
 from ..process_state import products
-from ..results import MEAN_EMBEDDING, TRANSFER, Caveat, Comparison, Comparisons, Estimate, Side
+from ..results import MEAN_EMBEDDING, TRANSFER, Caveat, Comparison, Comparisons, Estimate, Number, Side
 from .comparing import is_sketch, named, open_sketch
 from .kernels import mean_squared
 from .sketches import NotShared, Pairs, SiteSketch, Sketch, sketch
@@ -141,16 +141,13 @@ def _comparison(made: Sketch, scores: Sequence[Scores], model: str, data: str) -
         logarithm = name.startswith("log")
         low, high = (value + z * error if logarithm else value * np.exp(z * error) for z in (-_Z, _Z))
         known = bool((error > 0).any())
-        estimates[name] = Estimate(
+        estimates[name] = Estimate.of(
+            Number("down", (None if logarithm else 0.0, None)),
             value,
-            made.n,
-            _statistic(name, scores),
-            closer="down",
-            bounds=(None if logarithm else 0.0, None),
-            same=None,
-            low=low if known else None,
-            high=high if known else None,
-            caveats=tuple(_caveats(name, made, scores)),
+            n=made.n,
+            statistic=_statistic(name, scores),
+            interval=(low, high) if known else (None, None),
+            caveats=_caveats(name, made, scores),
         )
     about = {**made.about, "gradients of": made.output, "sketch": made.about.get("settings", {})}
     about.pop("settings", None)

@@ -69,7 +69,7 @@ class Continuous(Differences):
 
 # Reading outputs as classes, distributions over classes, or numbers
 
-KINDS = ("auto", "logits", "probabilities", "labels", "regression")
+OUTPUT_KINDS = ("auto", "logits", "probabilities", "labels", "regression")
 SUMS_TO_ONE = 1e-3  # how far from 1 a row of probabilities in half precision may sum
 NO_CHANCE = 32  # so many logits do not all lie between 0 and 1 by chance
 MOST_CLASSES = 2**20  # a larger number is not a class
@@ -105,7 +105,7 @@ class Reader:
     """Reads one model's outputs, batch after batch; the first batch decides their kind, unless it is given."""
 
     def __init__(self, name: str, kind: str = "auto") -> None:
-        self.name, self.kind, self._given = name, one_of(kind, "kind", KINDS), kind != "auto"
+        self.name, self.kind, self._given = name, one_of(kind, "kind", OUTPUT_KINDS), kind != "auto"
         self._width: int | None = None
         self.small: int | None = 0  # how many numbers there were, while all lay between 0 and 1; None: not all do
 

@@ -2,13 +2,13 @@
 
 from .cuts import CutModel
 from .fitting import Stitch, stitch, stitch_sites
-from .joint import Stitched
+from .joint import StitchedNetwork
 from .task_loss import TaskLoss
 
 __all__ = [
     "CutModel",
     "Stitch",
-    "Stitched",
+    "StitchedNetwork",
     "TaskLoss",
     "stitch",
     "stitch_sites",

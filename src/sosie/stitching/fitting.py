@@ -14,7 +14,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -32,7 +31,7 @@ from ..files import DamagedFile, check_schema, plain_json, read_tensors, write_t
 from ..linalg import Affine, Fit, find_fit
 from ..measures import Measure
 from ..notebook import html_facts
-from ..results import Caveat, Comparison, Estimate, Side
+from ..results import Caveat, Comparison, Estimate, Number, Side
 from ..stats import Alignment, Covariances, Neurons, UncentredAlignment
 from .cuts import Cut, CutModel, LeakingCut, is_mask
 from .joint import (
@@ -45,7 +44,7 @@ from .joint import (
     Pair,
     Precision,
     Resize,
-    Stitched,
+    StitchedNetwork,
     Tally,
     evaluate_joints,
     in_chunks,
@@ -114,7 +113,7 @@ def stitch(
             affine, lines = history.affine, history.lines
         else:
             affine = how(moments)
-        model = Stitched(lower, filled(joint, affine, upper.model), upper)
+        model = StitchedNetwork(lower, filled(joint, affine, upper.model), upper)
         results.append(Stitch(model, how.name, dict(affine.report), moments.n, lines, tuple(dict.fromkeys(caveats))))
     return results if as_list is fit else results[0]
 
@@ -152,7 +151,7 @@ def filled(joint: Joint, affine: Affine, like: nn.Module) -> Joint:
 class Stitch:
     """A stitched network, and how its joint was fitted or trained."""
 
-    model: Stitched
+    model: StitchedNetwork
     fit: str
     report: dict[str, Any]
     n: int  # rows that the fit rests on
@@ -237,7 +236,7 @@ class Stitch:
                 )
         like = next(upper.model.parameters(), joint.weight)
         joint.to(like.device, like.dtype)
-        return Stitch(Stitched(lower, joint, upper), about["fit"], about["report"], about["n"], about["history"])
+        return Stitch(StitchedNetwork(lower, joint, upper), about["fit"], about["report"], about["n"], about["history"])
 
 
 # Stitching at many sites
@@ -247,30 +246,21 @@ MEASURES = ("linear_cka", "regression_r2")
 
 
 # The numbers of a stitched network: which way is better, bounds, the value for B stitched to itself, what it is.
-NUMBERS: dict[str, Any] = {
-    "relative_accuracy": SimpleNamespace(
-        closer="up",
-        bounds=(0.0, None),
-        same=1.0,
-        summary="Accuracy of the stitched network over that of B alone: 1 if B does as well with what A represents.",
+NUMBERS = {
+    "relative_accuracy": Number(
+        "up",
+        (0.0, None),
+        1.0,
+        "Accuracy of the stitched network over that of B alone: 1 if B does as well with what A represents.",
     ),
-    "accuracy": SimpleNamespace(
-        closer="up",
-        bounds=(0.0, 1.0),
-        same=None,
-        summary="Share of inputs that the stitched network answers correctly.",
-    ),
-    "agreement_b": SimpleNamespace(
-        closer="up", bounds=(0.0, 1.0), same=1.0, summary="Share of inputs that the stitched network answers as B does."
-    ),
-    "agreement_a": SimpleNamespace(
-        closer="up", bounds=(0.0, 1.0), same=1.0, summary="Share of inputs that the stitched network answers as A does."
-    ),
-    "cross_entropy": SimpleNamespace(
-        closer="down",
-        bounds=(0.0, None),
-        same=None,
-        summary="Mean cross-entropy of the stitched network's soft answers against those of B, in nats.",
+    "accuracy": Number("up", (0.0, 1.0), None, "Share of inputs that the stitched network answers correctly."),
+    "agreement_b": Number("up", (0.0, 1.0), 1.0, "Share of inputs that the stitched network answers as B does."),
+    "agreement_a": Number("up", (0.0, 1.0), 1.0, "Share of inputs that the stitched network answers as A does."),
+    "cross_entropy": Number(
+        "down",
+        (0.0, None),
+        None,
+        "Mean cross-entropy of the stitched network's soft answers against those of B, in nats.",
     ),
 }
 _DIAGONAL = "sites were stitched in order, so there are no values off the diagonal; pairs='all' stitches every pair"

@@ -249,7 +249,7 @@ def _mean(block: Tensor) -> Tensor:
 # The network made of both, and the data that it is made from
 
 
-class Stitched(nn.Module):
+class StitchedNetwork(nn.Module):
     """A network whose lower part is A's and whose upper part is B's, with the joint between them."""
 
     def __init__(self, lower: CutModel, joint: Joint, upper: CutModel) -> None:

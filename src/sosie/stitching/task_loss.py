@@ -20,7 +20,7 @@ from torch import Tensor
 from ..capture import as_found, count_inputs, labels_of
 from ..capture.batches import rebuild
 from ..capture.sites import tensors_in
-from ..checks import one_of, positive, whole_number
+from ..checks import call_text, check_options, one_of, positive, whole_number
 from ..linalg import Affine, Fit, JointMoments, centred_grams, centred_rows, explained, find_fit, widened
 from ..measures import linear_cka
 from ..progress import Progress
@@ -109,15 +109,13 @@ class TaskLoss:
     def name(self) -> str:
         """The text of this fit, with the options that differ from the defaults, except for the loss and data."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
-        changed = [f"{key}={value!r}" for key, value in values.items() if value != getattr(TaskLoss, key)]
-        return f"{NAME}({', '.join(changed)})" if changed else NAME
+        changed = {key: value for key, value in values.items() if value != getattr(TaskLoss, key)}
+        return call_text(NAME, changed) if changed else NAME
 
     @classmethod
     def parse(cls, options: dict[str, Any]) -> TaskLoss:
         """Make a task loss from the options of its text."""
-        known = [f.name for f in fields(cls)]
-        if unknown := [key for key in options if key not in known]:
-            raise ValueError(f"{NAME} has no option {unknown[0]!r}; it has {', '.join(known)}")
+        check_options(options, [f.name for f in fields(cls)], NAME)
         return cls(**options)
 
 

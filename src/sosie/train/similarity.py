@@ -19,7 +19,7 @@ from ..capture.sites import Names
 from ..checks import one_of
 from ..engine.evaluate import view_of
 from ..linalg import centred_rows, chain_products, double_centred, sized_gram, u_centred, widened
-from ..linalg.grams import WIDENED, Settled, squared_sizes
+from ..linalg.grams import WIDENED, SymmetricGradient, squared_sizes
 from ..measures import Measure
 from ..models import AtomConv2d
 from ..process_state import without_autocast
@@ -258,7 +258,7 @@ class _InnerProducts(torch.autograd.Function):
         if gradients[0] is None:
             return None, None, *(None for _ in stacks)
         if torch.is_grad_enabled():  # for second derivatives
-            grams = Settled.apply(_float64(stacks), ctx.centre)
+            grams = SymmetricGradient.apply(_float64(stacks), ctx.centre)
             flat = (u_centred(grams) if ctx.unbiased else grams).flatten(1)
         pull = gradients[0] + gradients[0].T
         gradient = (pull @ flat).view(-1, *stacks[0].shape[1:])

@@ -26,7 +26,7 @@ from ..models import read_weights
 from ..models.weights import PREFIXES, fit_weights
 from ..process_state import Shared, attention_in_parts
 
-KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, _ConvTransposeNd)
+MASKABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, _ConvTransposeNd)
 MASK = "weight_mask"  # the name torch.nn.utils.prune gives the buffer
 
 
@@ -38,7 +38,7 @@ def layers_of(model: nn.Module) -> dict[str, list[str]]:
     names_of: dict[int, list[str]] = {}
     for name, module in Names.of(unwrap(model)).by_name.items():
         weight = module._parameters.get("weight")
-        if isinstance(module, KINDS) and weight is not None and 0 not in weight.shape:
+        if isinstance(module, MASKABLE) and weight is not None and 0 not in weight.shape:
             names_of.setdefault(id(weight), []).append(name)
     return {names[0]: names for names in names_of.values()}
 
@@ -48,7 +48,7 @@ def maskable(model: nn.Module, dense: str | Iterable[str] = ()) -> dict[str, nn.
     modules, layers = Names.of(unwrap(model)).by_name, layers_of(model)
     aliases = {alias: name for name, names in layers.items() for alias in names}
     computed = [
-        name for name, each in modules.items() if isinstance(each, KINDS) and each._parameters.get("weight") is None
+        name for name, each in modules.items() if isinstance(each, MASKABLE) and each._parameters.get("weight") is None
     ]
     whole = _named_layers([*aliases, *computed], dense, "dense")
     if odd := [name for name in computed if name not in whole]:
@@ -106,7 +106,7 @@ class Masks(Mapping[str, Tensor]):
         layers: dict[str, nn.Module] = {}
         owner: dict[int, str] = {}
         for name, module in Names.of(unwrap(model)).unique().items():
-            mask = mask_of(module) if isinstance(module, KINDS) else None
+            mask = mask_of(module) if isinstance(module, MASKABLE) else None
             if mask is None:
                 continue
             if "weight_orig" in module._parameters:
@@ -313,7 +313,7 @@ def load_masked(model: nn.Module, state: Mapping[str, Tensor] | str | os.PathLik
     for name, mask in masks.items():
         layer, weight = name.rpartition(".")[0], tensors.get(name.removesuffix("_mask"))
         module = modules.get(layer)
-        if not isinstance(module, KINDS) or module._parameters.get("weight") is None:
+        if not isinstance(module, MASKABLE) or module._parameters.get("weight") is None:
             wrong.append(f"{layer!r} is not a layer with a weight")
             continue
         first, holder = owner.setdefault(id(weight_of(module)), (layer, module))

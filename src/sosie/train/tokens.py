@@ -106,7 +106,9 @@ class TokenPenalty(Attached):
         if self.answers or self.tokens:
             assert self.teacher is not None
             # Only the tokens need a `norm`, which other teachers may lack.
-            watched: AbstractContextManager[Any] = watch(self.teacher, ["norm"]) if self.tokens else nullcontext({})
+            watched: AbstractContextManager[Any] = (
+                watch(self.teacher, ["norm"], axes=False) if self.tokens else nullcontext({})
+            )
             with self._hooks[0].as_called(self.teacher) as (args, kwargs), watched as teacher_sites:
                 logits = self.teacher(*args, **kwargs)
             terms["answers"] = answer_loss(seen["head"], logits)

@@ -34,7 +34,7 @@ from .cache import AnswerCache, as_json
 # The files of the front end, which come with sosie
 
 FOLDER = pathlib.Path(__file__).with_name("static")
-KINDS = {
+CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -46,10 +46,10 @@ def front_end(app: ASGIApp) -> ASGIApp:
     """Serve the files, which are read once; every other path goes on to the application."""
     files: dict[str, tuple[bytes, str, str]] = {}  # content, type, ETag
     for path in (*sorted(FOLDER.iterdir()), style_file("colours"), style_file("base"), SHARED):
-        if path.suffix in KINDS:
+        if path.suffix in CONTENT_TYPES:
             content = path.read_bytes()
             tag = hashlib.blake2b(content, digest_size=12).hexdigest()
-            files[f"/{path.name}"] = content, KINDS[path.suffix], f'"{tag}"'
+            files[f"/{path.name}"] = content, CONTENT_TYPES[path.suffix], f'"{tag}"'
     files["/"] = files["/index.html"]
 
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:

@@ -79,7 +79,7 @@ def near(
     zoo: Zoo, query: int | Fingerprint, *, k: int, kind: str, by: str, site: str | None = None, **filters: Any
 ) -> dict[str, Any]:
     """Return the models or layers nearest to a model of the zoo or to a fingerprint that was sent; never itself."""
-    # Never search by a string: one that is no name in the zoo is opened as a model, which may run a file of that name.
+    # Never search by a string: if no model of the zoo has that name, it is opened, which may run a file of that name.
     model = query if isinstance(query, Fingerprint) else _as_query(zoo, query)
     answer = zoo.search(model, k=k, kind=kind, by=by, site=site, **filters)
     columns = (*FACTS, "site_a", "site_b", "value", "estimated", "exact")

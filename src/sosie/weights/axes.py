@@ -316,7 +316,7 @@ class _Reader(TorchDispatchMode):
         call = Call(self, func, args, kwargs or {}, output, inside.partition(".")[2])
         for tensor in call.tensors:
             self.order.setdefault(id(tensor), len(self.order))
-        rule = next((rule for names, rule in RULES.items() if re.fullmatch(names, call.name)), None)
+        rule = next((rule for names, rule in AXIS_RULES.items() if re.fullmatch(names, call.name)), None)
         rule = _entry_by_entry if call.pointwise else rule
         others = self._sharing(call) if call.in_place and (rule is None or len(call.tensors) > 1) else []
         for axis in others:
@@ -378,8 +378,8 @@ class Call:
 
 # The rule of each operation for the axes of its tensors
 
-Rule = Callable[[Call], list[Axis]]  # the axes of the (first) output
-RULES: dict[str, Rule] = {}  # by a pattern of the operation's name
+AxisRule = Callable[[Call], list[Axis]]  # the axes of the (first) output
+AXIS_RULES: dict[str, AxisRule] = {}  # by a pattern of the operation's name
 
 UNMARKED = {  # pointwise, but not tagged so
     *("_prelu_kernel", "hardswish", "copy", "native_dropout", "dropout"),
@@ -387,17 +387,17 @@ UNMARKED = {  # pointwise, but not tagged so
 }
 
 
-def rule(names: str) -> Callable[[Rule], Rule]:
+def axis_rule(names: str) -> Callable[[AxisRule], AxisRule]:
     """Register the rule of operations whose names match."""
 
-    def register(function: Rule) -> Rule:
-        RULES[names] = function
+    def register(function: AxisRule) -> AxisRule:
+        AXIS_RULES[names] = function
         return function
 
     return register
 
 
-@rule("native_layer_norm")
+@axis_rule("native_layer_norm")
 def _entry_by_entry(call: Call) -> list[Axis]:
     """All tensors are broadcast: axes at the same place are the same."""
     shape = call.tensors[0].shape if call.name == "stack" else call.shape
@@ -414,18 +414,18 @@ def _entry_by_entry(call: Call) -> list[Axis]:
     return [Axis(size) if axis is None else axis.resolve() for axis, size in zip(met, shape, strict=True)]
 
 
-@rule("_softmax|_log_softmax|_safe_softmax|_to_copy|detach|alias|lift_fresh|contiguous")
+@axis_rule("_softmax|_log_softmax|_safe_softmax|_to_copy|detach|alias|lift_fresh|contiguous")
 def _same(call: Call) -> list[Axis]:
     return call.axes()
 
 
-@rule("(new_)?(zeros|ones|full|empty|empty_strided)(_like)?|scalar_tensor")
+@axis_rule("(new_)?(zeros|ones|full|empty|empty_strided)(_like)?|scalar_tensor")
 def _uniform(call: Call) -> list[Axis]:
     # Equal entries look the same in any order.
     return [Axis(size) for size in call.shape]
 
 
-@rule("mean|sum|amax|amin|var|std|prod|logsumexp|linalg_vector_norm|any|all")
+@axis_rule("mean|sum|amax|amin|var|std|prod|logsumexp|linalg_vector_norm|any|all")
 def _reduction(call: Call) -> list[Axis]:
     axes, dim = call.axes(), call["dim"]
     if dim is None or dim == []:
@@ -436,7 +436,7 @@ def _reduction(call: Call) -> list[Axis]:
     return [axis for i, axis in enumerate(axes) if i not in dims]
 
 
-@rule(r"(_?adaptive_)?(avg|max)_pool[123]d.*|_?upsample_\w+[123]d.*|\w+_pad[123]d")
+@axis_rule(r"(_?adaptive_)?(avg|max)_pool[123]d.*|_?upsample_\w+[123]d.*|\w+_pad[123]d")
 def _over_places(call: Call) -> list[Axis]:
     axes, count = call.axes(), int(re.findall(r"([123])d", call.name)[0])
     for axis in axes[-count:]:
@@ -444,7 +444,7 @@ def _over_places(call: Call) -> list[Axis]:
     return axes[:-count] + [Axis(size, PLACE) for size in call.shape[-count:]]
 
 
-@rule("convolution")
+@axis_rule("convolution")
 def _convolution(call: Call) -> list[Axis]:
     images, weight, groups = call.axes("input"), call.axes("weight"), call["groups"]
     for axis in (*images[2:], *weight[2:]):
@@ -465,7 +465,7 @@ def _convolution(call: Call) -> list[Axis]:
     return [images[0], channels.resolve(), *(Axis(size, PLACE) for size in call.shape[2:])]
 
 
-@rule("_?(native|cudnn|miopen)?_?batch_norm.*")
+@axis_rule("_?(native|cudnn|miopen)?_?batch_norm.*")
 def _batch_norm(call: Call) -> list[Axis]:
     axes = call.axes()
     for k, tensor in enumerate(call.tensors[1:], 1):
@@ -476,7 +476,7 @@ def _batch_norm(call: Call) -> list[Axis]:
     return axes
 
 
-@rule("native_group_norm")
+@axis_rule("native_group_norm")
 def _group_norm(call: Call) -> list[Axis]:
     axes, groups = call.axes("input"), call["group"]
     unite(axes[1], product([Axis(groups), Axis(axes[1].size // groups)]))
@@ -485,14 +485,14 @@ def _group_norm(call: Call) -> list[Axis]:
     return axes
 
 
-@rule("linear")
+@axis_rule("linear")
 def _linear(call: Call) -> list[Axis]:
     x, weight = call.axes("input"), call.axes("weight")
     unite(x[-1], weight[1])
     return _plus([*x[:-1], weight[0]], [] if call["bias"] is None else call.axes("bias"))
 
 
-@rule("mm|addmm|bmm|baddbmm|mv|addmv|dot")
+@axis_rule("mm|addmm|bmm|baddbmm|mv|addmv|dot")
 def _matrix_product(call: Call) -> list[Axis]:
     x, y = call.axes(-2), call.axes(-1)
     batch = len(x) - 2 if len(x) == len(y) else 0
@@ -510,7 +510,7 @@ def _plus(axes: list[Axis], added: Sequence[Axis]) -> list[Axis]:
     return axes
 
 
-@rule(r"_scaled_dot_product_\w+")
+@axis_rule(r"_scaled_dot_product_\w+")
 def _attention(call: Call) -> list[Axis]:
     query, key, value = (call.axes(name) for name in ("query", "key", "value"))
     for a, b in (*zip(query[:-2], key[:-2], strict=True), *zip(key[:-2], value[:-2], strict=True)):
@@ -526,21 +526,21 @@ def _attention(call: Call) -> list[Axis]:
     return [*query[:-1], value[-1]]
 
 
-@rule("embedding")
+@axis_rule("embedding")
 def _embedding(call: Call) -> list[Axis]:
     weight = call.axes("weight")
     fix(weight[0], INPUT)
     return [*call.axes("indices"), weight[1]]
 
 
-@rule("view|_unsafe_view|reshape|unsqueeze|squeeze|_reshape_alias")
+@axis_rule("view|_unsafe_view|reshape|unsqueeze|squeeze|_reshape_alias")
 def _view(call: Call) -> list[Axis]:
     if call.overload == "dtype":
         raise NotUnderstood
     return regroup(call.axes(), call.shape)
 
 
-@rule("t|transpose|permute")
+@axis_rule("t|transpose|permute")
 def _permute(call: Call) -> list[Axis]:
     axes = list(call.axes())
     if call.name == "permute":
@@ -551,21 +551,21 @@ def _permute(call: Call) -> list[Axis]:
     return axes
 
 
-@rule("expand")
+@axis_rule("expand")
 def _expand(call: Call) -> list[Axis]:
     axes = call.axes()
     padded = [Axis(1)] * (len(call.shape) - len(axes)) + axes
     return [axis if axis.size == size else Axis(size) for axis, size in zip(padded, call.shape, strict=True)]
 
 
-@rule("select")
+@axis_rule("select")
 def _select(call: Call) -> list[Axis]:
     axes = list(call.axes())
     fix(axes.pop(call["dim"]), PLACE)
     return axes
 
 
-@rule("slice")
+@axis_rule("slice")
 def _slice(call: Call) -> list[Axis]:
     axes, dim = list(call.axes()), call["dim"]
     start, stop, step = slice(call["start"], call["end"], call["step"]).indices(axes[dim].size)
@@ -577,7 +577,7 @@ def _slice(call: Call) -> list[Axis]:
     return axes
 
 
-@rule("split|split_with_sizes|unsafe_split")
+@axis_rule("split|split_with_sizes|unsafe_split")
 def _split(call: Call) -> list[Axis]:
     axes, dim, stops = call.axes(), call["dim"], [0]
     for output in call.outputs:
@@ -595,7 +595,7 @@ def _piece(axis: Axis, start: int, stop: int) -> Axis:
     return stretch_of(axis, start, stop) if None in reasons else Axis(stop - start, reasons[0])
 
 
-@rule("cat")
+@axis_rule("cat")
 def _concatenate(call: Call) -> list[Axis]:
     parts = [call.axes(k) for k, tensor in enumerate(call.tensors) if tensor.shape != (0,)]
     dim = call["dim"] % len(parts[0])
@@ -608,14 +608,14 @@ def _concatenate(call: Call) -> list[Axis]:
     return whole
 
 
-@rule("stack")
+@axis_rule("stack")
 def _stack(call: Call) -> list[Axis]:
     axes = _entry_by_entry(call)
     axes.insert(call["dim"] % (len(axes) + 1), Axis(len(call.tensors), PLACE))
     return axes
 
 
-@rule("constant_pad_nd")
+@axis_rule("constant_pad_nd")
 def _pad(call: Call) -> list[Axis]:
     axes, pad = list(call.axes()), call["pad"]
     if min(pad) < 0:

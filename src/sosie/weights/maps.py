@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..capture import (
-    Linearised,
+    LinearRun,
     NotLinear,
     Site,
     SiteError,
@@ -171,7 +171,7 @@ def _inputs(network: Network, shape: Sequence[int], rows: Tensor) -> Tensor:
 
 
 @contextmanager
-def _linear(network: Network, sink: Any) -> Iterator[Linearised]:
+def _linear(network: Network, sink: Any) -> Iterator[LinearRun]:
     sites = weighted_layers(network.model) if network.sites is None else network.sites
     prepare = None if getattr(network.prepare, "text_only", False) else network.prepare  # inputs here are numbers
     with (

@@ -103,7 +103,7 @@ class Probe:
 
 # The fingerprint of a model
 
-KINDS = ("cka", "weights", "atoms")
+FINGERPRINT_KINDS = ("cka", "weights", "atoms")
 ATOMS = "atoms-"  # followed by the digest of the coefficients: only models that share them can be compared
 MADE = ("probe", "n", "size", "seed", "rows")  # the same in all fingerprints that are compared
 SIZE = 512
@@ -217,7 +217,7 @@ def fingerprint(
     model: Any,
     probe: Any,
     *,
-    kinds: str | Sequence[str] = KINDS,
+    kinds: str | Sequence[str] = FINGERPRINT_KINDS,
     sites: Any = None,
     size: int = SIZE,
     seed: int = 0,
@@ -242,9 +242,12 @@ def fingerprint(
     check_rule(rows)
     check_size(size)
     check_seed(seed)
-    wanted = [one_of(kind, "a kind of fingerprint", KINDS) for kind in ([kinds] if isinstance(kinds, str) else kinds)]
+    wanted = [
+        one_of(kind, "a kind of fingerprint", FINGERPRINT_KINDS)
+        for kind in ([kinds] if isinstance(kinds, str) else kinds)
+    ]
     if not wanted:
-        raise ValueError(f"no kind of fingerprint requested; there are {', '.join(KINDS)}")
+        raise ValueError(f"no kind of fingerprint requested; there are {', '.join(FINGERPRINT_KINDS)}")
     if isinstance(model, str):
         model = open_model(model)
     module, name, prepare = with_name(model, prepare)
@@ -497,7 +500,7 @@ def linear_vectors(
 ) -> tuple[dict[str, Tensor], dict[str, str], tuple[str, ...]]:
     """Return the vectors (pairs,) of length 1 by site, in float64 and execution order; why others have none; and notes.
 
-    ValueError (NotLinear) if the model without its activation functions is no linear map of its input.
+    ValueError (NotLinear) if the model without its activation functions is not a linear map of its input.
     """
     maps.check_weights(source)
     linear = maps.look(source, input_shape(probe.batch))
@@ -613,7 +616,7 @@ class Settings:
     n: int
     size: int = SIZE
     seed: int = 0
-    kinds: tuple[str, ...] = KINDS
+    kinds: tuple[str, ...] = FINGERPRINT_KINDS
     rows: str = "flatten"
 
     def __post_init__(self) -> None:
@@ -623,9 +626,9 @@ class Settings:
         if not isinstance(self.rows, str):
             raise TypeError("rows= of a zoo is one of the named rules, which other processes know too, not a function")
         one_of(self.rows, "rows (a fingerprint has one row per input)", ROWS)
-        if not self.kinds or len(set(self.kinds)) < len(self.kinds) or not set(self.kinds) <= set(KINDS):
+        if not self.kinds or len(set(self.kinds)) < len(self.kinds) or not set(self.kinds) <= set(FINGERPRINT_KINDS):
             got = ", ".join(map(str, self.kinds)) or "none"
-            raise ValueError(f"kinds must be some of {', '.join(KINDS)}, each once, got {got}")
+            raise ValueError(f"kinds must be some of {', '.join(FINGERPRINT_KINDS)}, each once, got {got}")
         if not isinstance(self.probe, str) or not _DIGEST.fullmatch(self.probe) or not isinstance(self.n, int):
             raise ValueError(f"not the hash of a probe set: {str(self.probe)[:40]!r}")
 

@@ -91,7 +91,7 @@ def recommend(
     notes = [f"Sorted by {by}, the {order} first{ties}; scores are means over a model's layers."]
     if by != PROBE:
         notes.append("Deeper networks have larger norms: compare models of one architecture only.")
-        notes.append("Such scores hardly foretell what fine-tuning gives: with labels, a probe layer does better.")
+        notes.append("Such scores hardly predict what fine-tuning gives: with labels, a probe layer does better.")
     return Recommendation(asked, tuple(tried[:k] + failed), tuple(notes))
 
 

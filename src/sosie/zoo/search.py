@@ -78,7 +78,7 @@ def as_query(zoo: Zoo, model: Any, **options: Any) -> Query:
 
 
 def check_kind(zoo: Zoo, kind: str) -> None:
-    """Raise unless the zoo has vectors of a kind; the whole ones belong to "cka", and are no kind of their own."""
+    """Raise unless the zoo has vectors of a kind; the whole ones belong to "cka", and are not a kind of their own."""
     present = {kind_of(key) for key in zoo.store.kinds()} or zoo.settings.kinds
     kinds = [known for known in zoo.settings.kinds if known in present]
     if kind_of(kind) not in kinds:

@@ -424,7 +424,7 @@ class Store:
         return rows
 
     def about(self) -> dict[str, Any]:
-        """Return the settings; raise if this is no zoo, or one of a newer sosie."""
+        """Return the settings; raise if this is not a zoo, or one of a newer sosie."""
         try:
             with reading(self.path), self.reading() as connection:
                 settings = {row["key"]: json.loads(row["value"]) for row in connection.execute("SELECT * FROM about")}
@@ -550,9 +550,8 @@ class Store:
         """Say which filter no model passes, and what would pass; None if some model passes all filters."""
         if self.rows(1, 0, **filters):
             return None
-        wanted: list[tuple[str, Sequence[str]]] = [
-            ("tag", [tag]) for tag in filters.get("tag", [])
-        ]  # every tag must be there
+        # Every tag must be there, but only one of the architectures and of the tasks.
+        wanted: list[tuple[str, Sequence[str]]] = [("tag", [tag]) for tag in filters.get("tag", [])]
         wanted += [(what, filters[what]) for what in ("architecture", "task") if what in filters]
         named = [f"the {what} {' or '.join(map(repr, texts))}" for what, texts in wanted]
         for text, (what, texts) in zip(named, wanted, strict=True):
@@ -689,7 +688,7 @@ class Store:
         if model["digest"] != record.digest:
             return f"other weights ({model['digest']}, these are {record.digest})"
         before, now = (about.get("modules") for about in (model["about"]["about"], record.about))
-        if before is not None and now is not None and before != now:  # zoos of before did not keep it
+        if before is not None and now is not None and before != now:  # older zoos did not keep it
             return "the same weights but other modules or other settings of them, such as another activation function"
         blocks = "SELECT kind, labels FROM blocks JOIN files ON files.id = file WHERE model = ?"
         for row in self.select(blocks, (model["id"],)):
@@ -778,7 +777,7 @@ def _parsed(text: Any) -> Any:
         return [] if text == "[]" else json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
         raise DamagedFile(
-            f"the database of the zoo has {str(text)[:60]!r}, which is no JSON: it was changed. {REPAIR}"
+            f"the database of the zoo has {str(text)[:60]!r}, which is not JSON: it was changed. {REPAIR}"
         ) from error
 
 
@@ -786,7 +785,7 @@ def _parsed(text: Any) -> Any:
 def new_folder(folder: Path) -> Iterator[Path]:
     """A temporary folder that gets its name when it is full; if another process was faster, its folder stays."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder} exists, and is no zoo: name a new folder, or an empty one")
+        raise FileExistsError(f"{folder} exists, and is not a zoo: name a new folder, or an empty one")
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=folder.absolute().parent, prefix=f".{folder.name}."))
     try:

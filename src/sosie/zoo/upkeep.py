@@ -322,7 +322,7 @@ def import_(cls: type[Zoo], path: Path, folder: Path) -> Zoo:
             check_tensors(path, opened.metadata() or {}, KIND, VERSION, "exported zoo")
             _read(opened, temporary)
     except SafetensorError as error:
-        raise DamagedFile(f"{path} is no exported zoo, or is damaged: {error}") from error
+        raise DamagedFile(f"{path} is not an exported zoo, or is damaged: {error}") from error
     return cls(folder)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..checks import renamed, whole_number
+from ..checks import check_options, renamed, whole_number
 from ..models import NamedModel
 from ..progress import Progress
 from ..results import Clusters, Duplicates, Family, Map, Neighbours, Recommendation
@@ -163,8 +163,7 @@ class Zoo:
         model raises its error.
         """
         common = Facts(check_tags(tags), task, source, parent)
-        if unknown := sorted(set(options) - set(OPTIONS)):
-            raise TypeError(f"add has no option {', '.join(unknown)}; fingerprints take {', '.join(OPTIONS)}")
+        check_options(options, OPTIONS, "add")
         one = isinstance(models, (str, os.PathLike, nn.Module, NamedModel, Fingerprint))  # a module may be iterable
         if not one and isinstance(models, Iterable):
             if name is not None:

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ...checks import nearest, one_of, parse_call, whole_number
+from ...checks import check_options, nearest, one_of, parse_call, whole_number
 from ...data.draws import derived
 from ...files import DamagedFile, read_tensors, write_tensors
 from ...models import atom_layers
@@ -91,10 +91,8 @@ def open_method(spec: str | Method) -> Method:
         return spec
     name, options = parse_call(spec)
     one_of(name, "method", METHODS)
+    check_options(options, [*inspect.signature(METHODS[name]).parameters, *COMMON], name)
     common = {key: options.pop(key) for key in COMMON if key in options}
-    known = inspect.signature(METHODS[name]).parameters
-    if wrong := [option for option in options if option not in known]:
-        raise ValueError(f"{name} has no option {wrong[0]!r}; it has {', '.join([*known, *COMMON])}")
     method = METHODS[name](**options)
     if common.get("last") is not None:
         common["last"] = replace(method.last, trains=common["last"])
