@@ -67,7 +67,7 @@ def diff(
 ) -> Diff:
     """Whether `model_b` is the same model as `model_a`, entry by entry, and if not, which module makes the error.
 
-    `model_a`, `model_b`: modules or model specifications, also as {name: model}, and `data` as in `compare`. Two folders
+    `model_a`, `model_b`: modules or model specifications, also as {name: model}; `data` as in `compare`. Two folders
     or files of weights are compared tensor by tensor without data. Both models read the same inputs and see the same
     random numbers. They run in evaluation mode; a layer that is in training mode inside a model in evaluation mode
     stays so. In place of A, a record (`sosie.diffing.record`), which holds its inputs.
