@@ -272,3 +272,16 @@ def test_several_processes_of_torchrun_write_one_result(tmp_path: Path) -> None:
     wrong = launched("--sites", "nowhere")
     assert wrong.returncode != 0
     assert "nowhere" in wrong.stderr
+
+
+def test_what_was_meant_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bert").mkdir()
+    (tmp_path / "bert" / "config.json").write_text("{}")
+    (tmp_path / "bert" / "model.safetensors").write_bytes(b"")
+    for name in ("bert", "bert/model.safetensors"):
+        found = run("sites", name, cwd=tmp_path)
+        assert "a folder of transformers is hf:bert" in found.stderr
+    found = run("dynamics", "bert", "bert", cwd=tmp_path)
+    assert "bert is not a recorded run: it has no run.json; a checkpoint of transformers is hf:bert" in found.stderr
+    found = run("compare", *MODELS, cwd=tmp_path)
+    assert "needs data: compare(model_a, model_b, data), or --data on the command line" in found.stderr

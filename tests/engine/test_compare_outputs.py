@@ -199,3 +199,12 @@ def test_ties_are_said() -> None:
     tied = torch.tensor([[1.0, 1.0, 0.0]] * 5 + [[0.0, 2.0, 1.0]] * 15)
     row = sosie.compare_outputs(tied, tied.argmax(1), measures="agreement").rows()[0]
     assert row["caveats"] == ["5 of 20 outputs of A have several largest entries: the first counts"]
+
+
+def test_a_model_that_always_answers_the_same_is_named() -> None:
+    answers = torch.arange(40) % 3
+    same = sosie.compare_outputs({"constant": torch.ones(40, dtype=torch.long)}, {"other": answers})
+    assert [text for row in same.rows() for text in row["caveats"] if "predicts class" in text] == [
+        "A predicts class 1 for all 40 inputs"
+    ] * len(same.rows())
+    assert not any(row["caveats"] for row in sosie.compare_outputs({"a": answers}, {"b": answers.flip(0)}).rows())

@@ -142,3 +142,19 @@ def test_other_processes_need_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = Monitor(model, network(), IMAGES, sites="0")
     monitor.record(0)
     assert monitor.steps == [0]
+
+
+class Reader(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.mix = nn.Embedding(9, 4), nn.Linear(4, 4)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return self.mix(self.words(input_ids))
+
+
+def test_rows_that_the_model_does_not_give_are_refused_before_the_training() -> None:
+    batch = {"input_ids": torch.ones(8, 3, dtype=torch.long), "attention_mask": torch.tensor([[1, 1, 0]] * 8)}
+    with pytest.raises(ValueError, match=r"padded tokens.*use the rule mean, positions, cls or last \(rows='mean'"):
+        Monitor(Reader(), Reader(), batch)
+    assert Monitor(Reader(), Reader(), batch, rows="mean").steps == []

@@ -71,3 +71,70 @@ def test_a_folder_that_lacks_layers_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 4}))
     with pytest.raises(ValueError, match=r"no weights for encoder\.layer\.3.* and \d+ more, which would be random"):
         open_model(f"hf:{folder}")
+
+
+def test_weights_that_the_model_has_no_layers_for_are_refused(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    with pytest.raises(ValueError, match=r"has weights of encoder\.layer\.2, which its config\.json has no place for"):
+        open_model(f"hf:{folder}")
+
+
+@pytest.fixture
+def classifier(folder: Path) -> Path:
+    """A fine-tuned model with a head of two classes, in the folder of the tokeniser."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 12, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.BertConfig(vocab_size=5, max_position_embeddings=32, num_labels=2, **sizes)
+    model = transformers.BertForSequenceClassification(config)
+    torch.nn.init.normal_(model.classifier.weight, std=100)
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_a_head_is_read_where_answers_are_wanted(classifier: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    spec = f"hf:{classifier}"
+    capfd.readouterr()
+    assert type(open_model(spec).model).__name__ == "BertModel"
+    assert "classifier" in dict(open_model(f"{spec}(head=True)").model.named_modules())
+    texts = [" ".join("abc"[(i * j) % 3] for j in range(1 + i % 5)) for i in range(40)]
+    found = sosie.compare_outputs(spec, spec, [(texts, [0, 1] * 20)])
+    assert found.matrix("agreement").item() == 1
+    whole = open_model(spec, head=True)
+    answers = whole.model(**whole.prepare(texts)).logits.argmax(1)
+    right = (answers == torch.tensor([0, 1] * 20)).float().mean().item()
+    assert found.provenance["accuracy"] == pytest.approx([right, right])
+    assert capfd.readouterr().err == "", "transformers reports the head that is left out"
+    with pytest.raises(ValueError, match="has no option tail; it takes head=True"):
+        open_model(f"{spec}(tail=True)")
+
+
+def test_a_repository_of_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub
+
+    asked = []
+
+    def download(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((name, revision))
+        assert not any(pattern.endswith((".py", ".bin", "*")) for pattern in allow_patterns), "code or pickles"
+        return str(folder)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    opened = open_model("hf:org/bert@v2")
+    assert (opened.name, opened.weights) == ("bert@v2", "weights of bert@v2")
+    assert open_model("hf:org/bert").name == "bert@tiny-ber"
+    assert asked == [("org/bert", "v2"), ("org/bert", None)]
+
+    def fail(name: str, **_: object) -> str:
+        raise huggingface_hub.errors.LocalEntryNotFoundError("a page of advice")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(
+        FileNotFoundError, match=r"hf:org/bert@v2: there is no folder org/bert here, and .* the network"
+    ):
+        open_model("hf:org/bert@v2")
+    with pytest.raises(FileNotFoundError, match=r"no file bert-base.*A model of the Hugging Face Hub is hf:org/name"):
+        open_model("hf:bert-base")
+    with pytest.raises(ValueError, match=r"'bert' is no repository"):
+        open_model("hf:bert@v2")

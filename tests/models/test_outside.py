@@ -158,7 +158,7 @@ def hugging_face(monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...] = ())
 
     def load_model(folder: str, **options: object) -> tuple[nn.Module, dict[str, object]]:
         calls.append({"folder": folder, **options})
-        return nn.Linear(2, 2), {"missing_keys": set(missing)}
+        return nn.Linear(2, 2), {"missing_keys": set(missing), "unexpected_keys": set()}
 
     def load_tokenizer(folder: str, **options: object) -> SimpleNamespace:
         calls.append({"folder": folder, **options})
@@ -166,7 +166,9 @@ def hugging_face(monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...] = ())
 
     loaders = {"AutoModel": load_model, "AutoTokenizer": load_tokenizer}
     content = {name: SimpleNamespace(from_pretrained=loader) for name, loader in loaders.items()}
-    stand_in(monkeypatch, "transformers", __version__="5.0.0", **content)
+    quiet = {"get_verbosity": int, "is_progress_bar_enabled": bool, "disable_progress_bar": int}
+    logging = SimpleNamespace(set_verbosity_error=int, set_verbosity=lambda level: None, **quiet)
+    stand_in(monkeypatch, "transformers", __version__="5.0.0", utils=SimpleNamespace(logging=logging), **content)
     return calls
 
 

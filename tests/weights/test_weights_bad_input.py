@@ -32,8 +32,19 @@ def test_images_and_their_entries_in_a_row_are_one_input() -> None:
 def test_what_cannot_be_linearised_is_named() -> None:
     model = nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     with pytest.raises(ValueError, match=r"Sequential \(A\): site '2' is not a linear map .* '1' \(LayerNorm\)"):
-        sosie.compare_weights(model, dense([6, 2]))
+        sosie.compare_weights(model, dense([6, 2]), measures="wcka")
     assert sosie.compare_weights(model, dense([6, 2]), sites_a="0").sites_a == ["0"]
+
+
+def test_models_that_are_no_linear_maps_are_compared_entry_by_entry_and_the_result_says_why() -> None:
+    model = nn.Sequential(nn.Embedding(6, 4), nn.Linear(4, 2))
+    found = sosie.compare_weights(model, model)
+    assert (list(found.measures), found.sites_a) == (["weight_cosine"], ["0", "1", "all"])
+    assert found.matrix().diagonal() == pytest.approx(1)
+    assert "wcka is not defined for these models: Sequential (A): '0' (Embedding)" in found.rows()[0]["caveats"][0]
+    with pytest.raises(ValueError, match=r"looks up token ids") as raised:
+        sosie.compare_weights(model, model, probes=256)
+    assert "measures='weight_cosine'" in raised.value.__notes__[0]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

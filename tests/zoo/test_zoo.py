@@ -56,7 +56,7 @@ def test_models_are_fingerprinted_on_the_probe_set_of_the_zoo(tmp_path: Path) ->
     ids=["tensor", "pairs", "dicts", "texts"],
 )
 def test_the_probe_set_is_kept(data: object, tmp_path: Path) -> None:
-    Zoo(tmp_path / "z", data)
+    Zoo(tmp_path / "z", data, rows="mean")
     kept = Zoo(tmp_path / "z", data).probe  # given again, it is the same
     assert kept.digest == Probe.of(data).digest
     assert kept.n == Probe.of(data).n
@@ -268,3 +268,13 @@ def test_several_at_once_and_what_became_of_each(tmp_path: Path) -> None:
         zoo.add({"e": made(0)}, colour="red")
     with pytest.raises(ValueError, match="give name="):
         zoo.add(made(0))
+
+
+def test_a_zoo_of_texts_needs_rows_that_padding_allows(tmp_path: Path) -> None:
+    masked = {"input_ids": torch.ones(8, 3, dtype=torch.long), "attention_mask": torch.tensor([[1, 1, 0]] * 8)}
+    for data in (["a", "b b", "c"] * 4, masked):
+        with pytest.raises(ValueError, match=r"cannot be flattened: make the zoo with rows='mean', 'cls' or 'last'"):
+            Zoo(tmp_path / "texts", data=data)
+    assert not (tmp_path / "texts").exists()
+    Zoo(tmp_path / "flat", data={**masked, "attention_mask": torch.ones(8, 3)})
+    assert Zoo(tmp_path / "texts", data=masked, rows="mean").settings.rows == "mean"

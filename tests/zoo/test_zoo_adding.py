@@ -275,6 +275,8 @@ def test_names_made_of_specifications() -> None:
     assert default_name("small_cnn(seed=1)") == "small_cnn(seed=1)"
     assert default_name("runs/nets.py:factory") == "runs-nets.py:factory"
     assert default_name("torchvision:resnet18@DEFAULT") == "torchvision:resnet18@DEFAULT"
+    assert default_name("hf:runs/tuned") == "tuned"
+    assert default_name("hf:org/name@v2") == "name@v2"
     assert default_name(open_model("small_cnn(seed=1)")) == "small_cnn-seed1"
 
 

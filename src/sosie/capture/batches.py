@@ -519,6 +519,11 @@ def model_arguments(
     if has_text and prepare is not None:
         chosen, prepare = _tokenised(chosen, prepare), None
     elif getattr(prepare, "text_only", False):
+        if isinstance(chosen, Tensor) and chosen.is_floating_point():
+            raise ValueError(
+                f"the data are numbers of shape {tuple(chosen.shape)}, but the model reads texts or token ids: give "
+                "texts (texts:file), or dicts of input_ids and attention_mask"
+            )
         prepare = None
     mask = _mask_beside(batch, model) if inputs is None and model is not None else None
     beside = {} if mask is None else {MASK: _moved(mask, device)}
@@ -663,6 +668,8 @@ def labels_of(batch: Any) -> Tensor | None:
         labels = next((labels[key] for key in _TARGETS if key in labels), None)
     elif len(parts) == 1:
         return None
+    if isinstance(labels, list) and labels and all(type(label) is int for label in labels):  # beside texts
+        labels = torch.tensor(labels)
     labels = with_tensors(labels)
     if not isinstance(labels, Tensor) or labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
         return None

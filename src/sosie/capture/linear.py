@@ -360,6 +360,8 @@ def _result(name: str, func: Any, args: Any, kwargs: Any, arguments: Arguments, 
         # Computed for its shape and type; reading it raises an error with the reason.
         return _wrapped(func(*_inner(args), **_inner(kwargs)), 0, reason)
     except Exception as error:
+        if name == "embedding":
+            raise NotLinear(f"{place()} looks up token ids, so the model is no linear map of its input") from error
         raise NotLinear(f"{reason} is not linear, and it does not take float64 numbers ({error})") from error
 
 

@@ -53,7 +53,7 @@ def to_rows(activation: Tensor, rule: Rule, *, site: Site, inputs: int, mask: Te
         if mask is not None and not bool(mask.all()):
             raise ValueError(
                 f"the batch has padded tokens, which flattened rows of site {site.label!r} would include: use the rule "
-                "mean, positions, cls or last"
+                "mean, positions, cls or last (rows='mean', --rows mean)"
             )
         return _wide_enough(activation.flatten(1))
     if site.channels_last is None:

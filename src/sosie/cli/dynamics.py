@@ -75,7 +75,8 @@ def dynamics(
         raise FileNotFoundError(f"no recorded run {runs[0]}: no such folder. Name two checkpoints or more")
     folders = [text for text in runs if Path(text).is_dir()]
     if not recorded and folders:
-        raise FileNotFoundError(f"{folders[0]} is not a recorded run: it has no run.json")
+        hint = f"; a checkpoint of transformers is hf:{folders[0]}" if Path(folders[0], "config.json").is_file() else ""
+        raise FileNotFoundError(f"{folders[0]} is not a recorded run: it has no run.json{hint}")
     if steps is not None and recorded:
         raise ValueError(f"--steps is for checkpoints; {recorded[0]} is a recorded run with its own steps")
     checkpoints = runs if steps is None else _at_steps(runs, steps)

@@ -35,9 +35,13 @@ def flag(group: str, name: str, help: str) -> Any:
 
 
 MODELS = (
-    "Two models or more: tiny10@weights.safetensors, file.py:factory@weights, torchvision:resnet18, timm:…, hf:folder"
+    "Two models or more: tiny10@weights.safetensors, file.py:factory@weights, torchvision:resnet18, timm:…, hf:folder, "
+    "hf:org/name"
 )
-DATA = "What to run on: demo, npz:file, folder:path, cifar10, cifar100, svhn, mnist, fashion-mnist, file.py:factory."
+DATA = (
+    "What to run on: demo, npz:file, folder:path, texts:file, datasets:name, cifar10, cifar100, svhn, mnist, "
+    "fashion-mnist, file.py:factory."
+)
 ROWS = "How activations become rows: flatten, mean, positions, cls or last."
 Data = Annotated[str | None, option(INPUTS, "DATA", DATA)]
 MaxRows = Annotated[int | None, option(INPUTS, "N", "Stop after this many inputs.", default="all", min=1)]

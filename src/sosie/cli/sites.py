@@ -10,6 +10,7 @@ import typer
 from . import options as opt
 
 COMMON = ((3, 32, 32), (1, 28, 28), (3, 224, 224))  # input shapes tried by default
+TEXTS = (["How alike are these networks?", "How alike are these two?"],)  # for models of texts
 
 
 def sites(
@@ -39,7 +40,8 @@ def sites(
     from ..report import print_sites
 
     named = open_model(model)
-    inputs: Sequence[Any] = COMMON if data is None and shape is None else [data or opt.parse_shape(shape)]
+    common = TEXTS if getattr(named.prepare, "text_only", False) else COMMON
+    inputs: Sequence[Any] = common if data is None and shape is None else [data or opt.parse_shape(shape)]
     failed: list[str] = []
     for used in inputs:
         try:
@@ -53,7 +55,8 @@ def sites(
         tried = "\n  ".join(failed)
         raise ValueError(f"{named.name} accepts none of the common image shapes; give --shape or --data\n  {tried}")
     print_sites(named.name, result)
-    typer.echo(f"for an input of {'x'.join(map(str, used)) if isinstance(used, tuple) else used}")
+    described = "x".join(map(str, used)) if isinstance(used, tuple) else used
+    typer.echo(f"for {'a short text' if used in TEXTS else f'an input of {described}'}")
     if select is None:
         typer.echo(
             "`sosie compare` takes blocks if there are any: --sites blocks shows them, --sites leaves takes these"

@@ -29,9 +29,11 @@ from .images import (
     read_packed,
     read_svhn,
 )
+from .texts import Table, open_dataset, read_texts
 
 VARIABLE = "SOSIE_DATA"
 SPLITS = ("train", "test")
+_PREFIXES = {".npz": "npz", ".txt": "texts"}
 _FOLDER_OPTIONS = re.compile(r"(?P<path>.+?)(?P<options>\(\s*\w+\s*=.*\))?", re.DOTALL)
 
 
@@ -57,13 +59,15 @@ class DataPart:
 
 def open_data(
     spec: str, *, split: str = "test", batch: int = 256, max_rows: int | None = None, limit: int | None = None
-) -> ImageBatches | Iterable[Any]:
+) -> ImageBatches | Table | Iterable[Any]:
     """Open the data that a specification names as batches in a fixed order that can be read again.
 
     - `demo`, `cifar10`, `cifar100`, `svhn`, `mnist`, `fashion-mnist`, with `:train` or `:test` if wanted (a split in
       the text wins); all but the demo are searched for in the folders of SOSIE_DATA
     - `npz:file`: `images` or `x`, and `labels` or `y` if known; the path as it is, then in SOSIE_DATA
     - `folder:path`: image files, with sub-folders as classes; `folder:path(size=224, mode='RGB')`
+    - `texts:file`: a text file, in which each line is a text
+    - `datasets:org/name(config='…', column='…')@revision:split`: texts or images of the Hugging Face library
     - `path/to/file.py:factory`: the result of your own function, which chooses split and batch itself
 
     Image batches are (float32 in [0, 1], labels), or the images alone without labels.
@@ -73,6 +77,11 @@ def open_data(
     spec, max_rows = spec.strip(), check_max_rows(renamed(limit, max_rows, "limit", "max_rows"))
     if is_factory(spec):
         return _from_factory(spec, batch, max_rows)
+    kind, _, rest = spec.partition(":")
+    if kind == "texts" and rest:
+        return read_texts(rest, VARIABLE, max_rows).batches(batch)
+    if kind == "datasets" and rest:
+        return open_dataset(rest, split, max_rows).batches(batch)
     return open_images(spec, split=split, max_rows=max_rows).batches(batch)
 
 
@@ -90,11 +99,11 @@ def open_images(
     if name in list_data():
         split = one_of(rest.strip() or split, "the split", SPLITS)
         return read_demo(split).first(max_rows) if name == "demo" else read_named(name, split, check_max_rows(max_rows))
-    forms = [*list_data(), "npz:file", "folder:path", "path/to/file.py:factory"]
+    forms = [*list_data(), "npz:file", "folder:path", "texts:file", "datasets:name", "path/to/file.py:factory"]
     near = get_close_matches(name, forms, n=3, cutoff=0.5) or forms
     path = Path(spec.strip())
-    if path.suffix == ".npz" or path.is_dir():
-        near = [f"{'npz' if path.suffix == '.npz' else 'folder'}:{spec.strip()}"]
+    if path.suffix in _PREFIXES or path.is_dir():
+        near = [f"{_PREFIXES.get(path.suffix, 'folder')}:{spec.strip()}"]
     raise ValueError(f"no data set {spec!r}; did you mean {', '.join(near)}?")
 
 

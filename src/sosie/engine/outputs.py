@@ -27,6 +27,7 @@ from ..capture import (
 )
 from ..data.shifts import Shift, open_shifts
 from ..measures import MEASURES, Measure, chance_of, snap_to_bounds
+from ..models import open_model
 from ..process_state import products
 from ..progress import Progress
 from ..results import ARRAYS, Caveat, Chance, Comparison, Comparisons, Estimate, Interval, Side
@@ -165,6 +166,8 @@ def _open(thing: Any, name: str | None, *, prepare: Any, inputs: Any, device: An
     if isinstance(thing, (np.ndarray, Tensor)):
         name = name or "predictions"
         return SavedOutputs(as_outputs(thing, name), name, device)
+    if isinstance(thing, (str, os.PathLike)):
+        thing = open_model(str(thing), head=True)
     otherwise = ", or predictions (an array, {name: array}, .npz, .safetensors)"
     return Network.of(thing, name=name, prepare=prepare, inputs=inputs, device=device, otherwise=otherwise)
 
@@ -509,7 +512,7 @@ def _estimate(measure: Measure, sums: OutputSums, notes: Sequence[str]) -> Estim
     except ValueError as error:
         value = np.array([[np.nan]])
         known.append(Caveat(f"undefined: {error}", undefined=True))
-    known += [*_ties(measure, sums), *caveats.of_bounds(measure, value)]
+    known += [*_ties(measure, sums), *_constant(measure, sums), *caveats.of_bounds(measure, value)]
     by_chance = None
     if not np.isnan(value).any() and (chance := chance_of(measure.base, sums)) is not None:
         spread, p = (None if x is None else np.array([[x]]) for x in (chance.spread, chance.p))
@@ -542,3 +545,10 @@ def _ties(measure: Measure, sums: OutputSums) -> Iterator[Caveat]:
         for side, count in zip("AB", sums.ties, strict=True):
             if count:
                 yield Caveat(f"{count} of {sums.n} outputs of {side} have several largest entries: the first counts")
+
+
+def _constant(measure: Measure, sums: OutputSums) -> Iterator[Caveat]:
+    if issubclass(measure.reads, Predictions) and sums.predicted is not None and sums.n > 1:
+        for side, times in zip("AB", sums.predicted, strict=True):
+            if int(times.count_nonzero()) == 1:
+                yield Caveat(f"{side} predicts class {int(times.argmax())} for all {sums.n} inputs")

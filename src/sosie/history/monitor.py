@@ -50,7 +50,9 @@ class Monitor:
         self.model, self.reference, self.log = model, reference, log
         self.every = whole_number(every, "every", least=1)
         self.comparisons: dict[int, Comparison] = {}
-        self._data = Probe(data, rows, max_rows=max_rows).batches  # read once: a loader may shuffle
+        probe = Probe(data, rows, prepare=prepare, inputs=inputs, max_rows=max_rows)
+        probe.shapes(model, sites)  # raises now, not in the middle of the training
+        self._data = probe.batches  # read once: a loader may shuffle
         self._options = {"measures": measures, "sites": sites, "rows": rows, "prepare_a": prepare, "prepare_b": prepare}
         self._options["inputs"] = inputs
 

@@ -8,7 +8,7 @@ import json
 import random
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -226,12 +226,18 @@ def open_timm(name: str, options: dict[str, Any], pretrained: bool) -> tuple[nn.
     return model, Normalise(tuple(facts["mean"]), tuple(facts["std"])) if known else None, exception
 
 
-def open_hugging_face(folder: str) -> tuple[nn.Module, Normalise | Tokenise | None]:
-    """Open a transformers model from a folder: safetensors only, no download, no code from the folder.
+def open_hugging_face(text: str, *, head: bool = False) -> tuple[nn.Module, Normalise | Tokenise | None, str]:
+    """Open `folder`, or `org/name@revision` of the Hub: safetensors only, no code that comes with the weights.
 
-    The second item is an image model's normalisation or a text model's tokeniser.
+    Without its head a model ends at its last hidden states; `(head=True)` gives the model as it was saved. The second
+    item is an image model's normalisation or a text model's tokeniser, the third the name with what was downloaded.
     """
-    path = find_file(folder, "SOSIE_WEIGHTS")
+    match = _HUB.fullmatch(text) if not Path(text).expanduser().is_dir() else None
+    name, _, revision = match.groups() if match else (text, "", None)
+    options = parse_call(f"hf{match['options'] or ''}")[1] if match else {}
+    if unknown := options.keys() - {"head"}:
+        raise ValueError(f"hf:{name} has no option {', '.join(sorted(unknown))}; it takes head=True")
+    path, source = _find_or_download(name, revision)
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} has no config.json: hf: needs a folder written by save_pretrained")
     if not any(path.glob("*.safetensors")):
@@ -241,30 +247,86 @@ def open_hugging_face(folder: str) -> tuple[nn.Module, Normalise | Tokenise | No
             f"{path} has no .safetensors file but {content}. If you trust it, convert it with "
             f"AutoModel.from_pretrained({str(path)!r}).save_pretrained(folder)"
         )
-    transformers = import_library("transformers", f"hf:{folder}", extra="hf")
+    transformers = import_library("transformers", f"hf:{text}", extra="hf")
     safely = {"local_files_only": True, "trust_remote_code": False}
     # As the file has them, which transformers 5 does unasked.
     types = {"torch_dtype": "auto"} if transformers.__version__.startswith("4.") else {}
     try:
-        model, facts = transformers.AutoModel.from_pretrained(
-            str(path), use_safetensors=True, output_loading_info=True, **safely, **types
-        )
-        has_words = (path / "tokenizer.json").is_file()
-        tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), **safely) if has_words else None
+        with _silent(transformers.utils.logging):  # what its report on loading says is checked below
+            kind = _saved_kind(transformers, path) if options.get("head", head) else transformers.AutoModel
+            model, facts = kind.from_pretrained(
+                str(path), use_safetensors=True, output_loading_info=True, **safely, **types
+            )
+            has_words = (path / "tokenizer.json").is_file() or (path / "vocab.txt").is_file()
+            tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), **safely) if has_words else None
     except (OSError, ValueError, KeyError) as error:
         if "trust_remote_code" in str(error):
             raise ValueError(
-                f"hf:{folder} comes with code of its own, which sosie does not run: if you trust it, open the model "
+                f"hf:{text} comes with code of its own, which sosie does not run: if you trust it, open the model "
                 "yourself and compare the module"
             ) from error
-        raise ValueError(f"hf:{folder} cannot be opened: {error}") from error
+        raise ValueError(f"hf:{text} cannot be opened: {error}") from error
     # A pooler is often not saved, and only the model's pooled output depends on it.
     missing = sorted(name for name in facts["missing_keys"] if "pooler" not in name.split("."))
     if missing:
         raise ValueError(
-            f"hf:{folder} has no weights for {listed(missing, 3)}, which would be random: do they fit its config.json?"
+            f"hf:{text} has no weights for {listed(missing, 3)}, which would be random: do they fit its config.json?"
         )
-    return model, _image_normalisation(path / "preprocessor_config.json") or (tokenizer and Tokenise(tokenizer))
+    if unused := _blocks_without_place(model, facts["unexpected_keys"]):
+        raise ValueError(f"hf:{text} has weights of {listed(unused, 3)}, which its config.json has no place for")
+    return model, _image_normalisation(path / "preprocessor_config.json") or (tokenizer and Tokenise(tokenizer)), source
+
+
+def _find_or_download(name: str, revision: str | None) -> tuple[Path, str]:
+    """Return the folder of that name, or else the files of a repository of the Hub, and what to call it."""
+    try:
+        if revision is None:
+            return find_file(name, "SOSIE_WEIGHTS"), Path(name).name or name
+    except FileNotFoundError as error:
+        if not _REPOSITORY.fullmatch(name):
+            raise FileNotFoundError(f"{error}. A model of the Hugging Face Hub is hf:org/name") from error
+    if not _REPOSITORY.fullmatch(name):
+        raise ValueError(f"{name!r} is no repository of the Hugging Face Hub: write hf:org/name@revision")
+    whole = name if revision is None else f"{name}@{revision}"
+    hub = import_library("huggingface_hub", f"hf:{whole}", extra="hf")
+    wanted = ["*.json", "*.safetensors", "*.txt", "*.model"]  # no code, no pickles
+    try:
+        folder = Path(hub.snapshot_download(name, revision=revision, allow_patterns=wanted))
+    except (OSError, ValueError) as error:  # the Hub's errors are of both kinds; its own texts are a page long
+        raise FileNotFoundError(
+            f"hf:{whole}: there is no folder {name} here, and the Hugging Face Hub did not give it "
+            f"({type(error).__name__}): check the name, the revision and the network, or download it elsewhere and "
+            "name its folder"
+        ) from error
+    return folder, f"{name.partition('/')[2]}@{revision or folder.name[:8]}"
+
+
+def _saved_kind(transformers: Any, path: Path) -> Any:
+    """Return the class that a model was saved from, one of transformers' own, or AutoModel if the folder has none."""
+    config = transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+    kind = getattr(transformers, (config.architectures or ["AutoModel"])[0], None)
+    return kind if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel) else transformers.AutoModel
+
+
+def _blocks_without_place(model: nn.Module, unexpected: Iterable[str]) -> list[str]:
+    """Return the numbered blocks that the weights have and the model, whose others they are, has not."""
+    modules, prefix = dict(model.named_modules()), f"{getattr(model, 'base_model_prefix', '')}."
+    wanted = {match[1].removeprefix(prefix) for name in unexpected if (match := re.match(r"(.+?\.\d+)\.", name))}
+    have = modules.keys() | {name.removeprefix(prefix) for name in modules}
+    return sorted((name for name in wanted - have if name.rpartition(".")[0] in have), key=_natural)
+
+
+@contextmanager
+def _silent(logging: Any) -> Iterator[None]:
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def _image_normalisation(path: Path) -> Normalise | None:
@@ -283,6 +345,8 @@ def _image_normalisation(path: Path) -> Normalise | None:
 Prepare = Callable[[Any], Any]  # normalises images or tokenises texts
 
 _FILE = re.compile(r"(?P<file>.+?\.py):(?P<rest>.*)", re.DOTALL)
+_HUB = re.compile(r"(?P<name>.+?)(?P<options>\(\s*\w+\s*=[^()]*\))?(?:@(?P<revision>[^@()]+))?", re.DOTALL)
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _LIBRARY = re.compile(r"(?P<library>torchvision|timm|hf):(?P<rest>.+)", re.DOTALL)
 _CALL = re.compile(r"(?P<call>[^@(]+(?:\(.*?\))?)(?:@(?P<weights>.+))?", re.DOTALL)
 
@@ -319,7 +383,7 @@ def _versions(model: nn.Module) -> tuple[int, ...]:
     return tuple(-1 if p.is_inference() else p._version for p in model.parameters())
 
 
-def open_model(spec: str, *, seed: int = 0) -> NamedModel:
+def open_model(spec: str, *, seed: int = 0, head: bool = False) -> NamedModel:
     """Open the model that a specification names, in eval mode.
 
     - `tiny10@weights.safetensors`: sosie's architecture; options that are left out are read from the file
@@ -327,7 +391,9 @@ def open_model(spec: str, *, seed: int = 0) -> NamedModel:
     - `path/to/file.py:factory@weights.safetensors`: your own, which returns a module or (module, prepare)
     - `torchvision:resnet18`, `timm:…`: random, `@DEFAULT` for the library's own weights, or `@file`; models with
       weights get the library's normalisation
-    - `hf:folder`: a folder written by transformers' save_pretrained, with its tokeniser
+    - `hf:folder`: a folder written by transformers' save_pretrained, with its tokeniser; `hf:folder(head=True)`, or
+      `head` here: with the head that was saved; `hf:org/name@revision`: a repository of the Hugging Face Hub, of which
+      nothing but weights and settings is downloaded, and no code
 
     `seed` and `normalise` are options of sosie's and of the libraries' models, others go to the architecture:
     `tiny10(seed=1, normalise='cifar')`. Files are searched for as given, then in the folders of SOSIE_WEIGHTS. The
@@ -340,7 +406,7 @@ def open_model(spec: str, *, seed: int = 0) -> NamedModel:
     if file:
         model, name, prepare, weights = _open_file(file["file"], file["rest"], seed)
     elif library:
-        model, name, prepare, weights = _open_library(library["library"], library["rest"], seed)
+        model, name, prepare, weights = _open_library(library["library"], library["rest"], seed, head)
     else:
         model, name, prepare, weights = _open_built_in(spec, seed)
     return NamedModel(model.eval(), name, prepare, spec, weights, _versions(model))
@@ -352,7 +418,11 @@ def _open_built_in(spec: str, seed: int) -> tuple[nn.Module, str, Prepare | None
     if suffix == ".py":
         raise ValueError(f"{call!r} names no function: write {call}:factory")
     if suffix in (".safetensors", *TORCH_SUFFIXES, *PICKLE_SUFFIXES):
-        raise ValueError(f"{call!r} names no architecture: write tiny10@{call}, or path/to/file.py:factory@{call}")
+        raise ValueError(
+            f"{call!r} names no architecture: write tiny10@{call}, or path/to/file.py:factory@{call}{_hint(call)}"
+        )
+    if hint := _hint(call):
+        raise ValueError(f"{call!r} names no architecture{hint}")
     name, options = parse_call(call)
     (_, _, ignore), _ = find_architecture(name)
     seed = options.pop("seed", seed)
@@ -370,6 +440,13 @@ def _open_built_in(spec: str, seed: int) -> tuple[nn.Module, str, Prepare | None
     fit_weights(model, state, source=str(path))
     prepare = _parse(stated or metadata.get("normalise"), path)
     return model, _short_name(label, path), prepare, f"weights of {path.name}"
+
+
+def _hint(text: str) -> str:
+    """Return how to name a folder of transformers that was given without its prefix, or a file in it."""
+    path = Path(text).expanduser()
+    folder = path if path.is_dir() else path.parent
+    return f"; a folder of transformers is hf:{folder}" if path.exists() and (folder / "config.json").is_file() else ""
 
 
 def _open_file(file: str, rest: str, seed: int) -> tuple[nn.Module, str, Prepare | None, str]:
@@ -390,12 +467,12 @@ def _open_file(file: str, rest: str, seed: int) -> tuple[nn.Module, str, Prepare
     return model, _short_name(call, path), prepare, f"weights of {path.name}"
 
 
-def _open_library(library: str, rest: str, seed: int) -> tuple[nn.Module, str, Prepare | None, str]:
+def _open_library(library: str, rest: str, seed: int, head: bool) -> tuple[nn.Module, str, Prepare | None, str]:
     prepare: Prepare | None
     if library == "hf":
         with seeded(seed):
-            model, prepare = open_hugging_face(rest)
-        return model, Path(rest).name or rest, prepare, f"weights of {Path(rest).name}"
+            model, prepare, name = open_hugging_face(rest, head=head)
+        return model, name, prepare, f"weights of {name}"
     call, weights = _split(rest)
     name, options = parse_call(call)
     seed = options.pop("seed", seed)

@@ -129,9 +129,12 @@ def _value(values: Estimate, i: int, j: int | None, digits: int) -> Text:
 
 def _print_one_pair(result: Comparison, console: Console) -> None:
     """One site on each side, as for outputs: a line for each measure."""
-    names = " and ".join(shorten(visible(side.name), 60) for side in (result.side_a, result.side_b))
-    count = next(iter(result.values.values())).n
-    print_text(console, f"{names}, {count:,} inputs", "bold")
+    if "agreement" in result.values:
+        print_text(console, sentence(result, "agreement"), "bold")
+    else:
+        names = " and ".join(shorten(visible(side.name), 60) for side in (result.side_a, result.side_b))
+        count = next(iter(result.values.values())).n
+        print_text(console, f"{names}, {count:,} inputs", "bold")
     rows = []
     for name, values in result.values.items():
         beside = doubts(values, 0, 0)

@@ -181,9 +181,11 @@ def _sentence(
             return f"{measure} is undefined under every shift."
         return f"{measure} is undefined for every layer of {a.name} at its own depth in {b.name}."
     values = comparison[measure]
-    if _close(diagonal, values.same):
+    if _close(diagonal, values.same) and (comparison.kind, measure) != ("outputs", "agreement"):
         return f"By {measure}, {a.name} and {b.name} are the same {everywhere} ({values.same:g})."
     if values.value.size == 1:
+        if comparison.kind == "outputs" and measure == "agreement":
+            return _agreement(comparison)
         chance = "" if values.null is None else f", chance gives {values.null.item():.3g}"
         toward = "higher" if values.closer == "up" else "lower"
         return f"By {measure}, {a.name} and {b.name} are at {diagonal[0]:.3g} ({toward} is more alike{chance})."
@@ -218,6 +220,15 @@ def _sentence(
     aligned = sum(abs(p - q) <= slack for p, q in pairs)
     near = ", give or take one" if slack else ""
     return f"{text}; {aligned} of {len(pairs)} layers find their best match at the same depth{near}."
+
+
+def _agreement(comparison: Comparison) -> str:
+    """How often two models give the same answer, and with labels how often each is right."""
+    a, b, values = comparison.side_a.name, comparison.side_b.name, comparison["agreement"]
+    chance = "" if values.null is None else f" ({values.null.item():.1%} by chance)"
+    text = f"{a} and {b} give the same answer for {values.value.item():.1%} of {values.n:,} inputs{chance}."
+    right = comparison.provenance.get("accuracy")
+    return text if right is None else f"{text} {a} is right for {right[0]:.1%}, {b} for {right[1]:.1%}."
 
 
 def two_decimals(value: float) -> str:

@@ -77,8 +77,8 @@ def _pull_at_logits(beta: float, answer: Any, batch: Any, mask: Tensor | None, c
     logits = answer_in(answer)
     if check and isinstance(answer, Mapping) and "last_hidden_state" in answer and answer.get("logits") is None:
         raise ValueError(
-            "output='logits', but the model returns hidden states, since it has no head: take one with a head, "
-            f"sketch kernels='features' alone, or {_OTHERWISE}"
+            "output='logits', but the model returns hidden states, since it has no head: take one with a head "
+            f"(hf:folder(head=True)), sketch kernels='features' alone, or {_OTHERWISE}"
         )
     if logits is None or not logits.is_floating_point():
         kind = type(answer).__name__ if logits is None else str(logits.dtype).removeprefix("torch.")

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..capture import NotLinear
 from ..checks import one_of, whole_number
 from ..engine.network import Network, for_each, models_and_data, number_duplicates
 from ..engine.plan import MEMORY, draws_of, find_measures, parse_size
 from ..engine.provenance import describe_model, provenance
 from ..measures import Measure
 from ..process_state import products
-from ..results import TENSORS, Array, Comparison, Comparisons, LazyComparisons, at_layers, layers
+from ..results import TENSORS, Array, Caveat, Comparison, Comparisons, LazyComparisons, at_layers, layers
 from ..stats import Atoms, LinearMaps
 from .atoms import POLAR, AtomComparison, Joint, open_atoms
 from .maps import BLOCK, FEWEST, PROBES, check_weights, compare_maps
 from .tensors import tensor_values
 
 DEFAULT = "wcka"
+INSTEAD = "weight_cosine"  # by default, for models that are no linear maps, such as transformers
 NO_STATE_DICT = "; a state dict does not say how its tensors are connected: load it into a model"
 
 
@@ -49,10 +52,11 @@ def compare_weights(
     """Compare the weights of models, without data: the network up to each layer, and from end to end.
 
     `model_a`, `model_b`: modules or model specifications; a list, or {name: model}, gives all pairs, and `names` names.
-    `measures`: None takes wcka. `sites_a`, `sites_b`: names, globs, types; None takes each layer that holds weights,
-    and "output", the whole network. Without its activation functions a network is a linear map of its input, and so is
-    the part up to any site: convolutions, batch norm, residual sums and mean pooling are linear, max pooling is
-    replaced by mean pooling, and any other nonlinear operation (attention, layer norm) is an error that names it.
+    `measures`: None takes wcka, or weight_cosine for a model that is no linear map, such as a transformer.
+    `sites_a`, `sites_b`: names, globs, types; None takes each layer that holds weights, and "output", the whole
+    network. Without its activation functions a network is a linear map of its input, and so is the part up to any site:
+    convolutions, batch norm, residual sums and mean pooling are linear, max pooling is replaced by mean pooling, and
+    any other nonlinear operation (attention, layer norm) is an error that names it.
 
     `input_shape`: of one input. None reads it from the first layer: the width of a dense layer, 28 × 28 for grey
     images, 224 × 224 if a convolution strides, otherwise 32 × 32, or the first size that fits. Each entry of the input
@@ -104,9 +108,21 @@ def compare_weights(
         compare, value = _compare_tensors(networks, chosen, about, atoms, options)
     else:
         budget = parse_size(memory) or MEMORY
-        compare, value = compare_maps(
-            networks, chosen, about, probes=probes, draws=draws, memory=budget, matched=match is not None, **how
-        )
+        try:
+            compare, value = compare_maps(
+                networks, chosen, about, probes=probes, draws=draws, memory=budget, matched=match is not None, **how
+            )
+        except NotLinear as error:
+            if measures is not None or any(
+                option is not None for option in (null, probes, input_shape, sites_a, sites_b)
+            ):
+                error.add_note(f"{DEFAULT} needs linear maps; measures={INSTEAD!r} compares weights entry by entry")
+                raise
+            notes = [Caveat(f"weights entry by entry, since {DEFAULT} is not defined for these models: {error}")]
+            options = {"match": match, **(how if match else {})}
+            compare, value = _compare_tensors(
+                networks, find_measures(INSTEAD, of="weights"), about, None, options, notes
+            )
     if len(networks) == 2:
         return compare(0, 1)
     pairs = list(itertools.combinations(range(len(networks)), 2))
@@ -164,6 +180,7 @@ def _compare_tensors(
     about: dict[str, Any],
     atoms: AtomComparison | None,
     options: dict[str, Any],
+    notes: Sequence[Caveat] = (),
 ) -> tuple[Callable[[int, int], Comparison], Callable[[int, int, str], Array]]:
     """Return two functions for measures of tensors or of atoms: the comparison of a pair, and its values alone."""
     names = [measure.name for measure in measures]
@@ -182,7 +199,8 @@ def _compare_tensors(
             assert atoms is not None
             side_a, side_b = atoms.sides[i], atoms.sides[j]
         ordered = sorted(values, key=lambda name: names.index(name) if name in names else len(names))
-        return Comparison(side_a, side_b, {name: values[name] for name in ordered}, TENSORS, about, kind="weights")
+        noted = {name: replace(values[name], caveats=(*notes, *values[name].caveats)) for name in ordered}
+        return Comparison(side_a, side_b, noted, TENSORS, about, kind="weights")
 
     def value(i: int, j: int, name: str) -> Array:
         measure = measures[names.index(name)] if name in names else None

@@ -173,10 +173,11 @@ def _inputs(network: Network, shape: Sequence[int], rows: Tensor) -> Tensor:
 @contextmanager
 def _linear(network: Network, sink: Any) -> Iterator[LinearRun]:
     sites = weighted_layers(network.model) if network.sites is None else network.sites
+    prepare = None if getattr(network.prepare, "text_only", False) else network.prepare  # inputs here are numbers
     with (
         kept_attributes(network.model),
         as_found(network.model, network.device),
-        linearised(network.model, sites, sink, prepare=network.prepare) as run,
+        linearised(network.model, sites, sink, prepare=prepare) as run,
     ):
         yield run
 

@@ -22,6 +22,7 @@ from torch.nn.functional import pad
 
 from .. import __version__
 from ..capture import Batches, Chunk, Rule, check_rule, model_arguments, recut, unwrap, without_labels
+from ..capture.batches import is_text
 from ..checks import listed, one_of, whole_number
 from ..data import open_data
 from ..engine.network import Network
@@ -68,6 +69,13 @@ class Probe:
         if chunk.count < FEWEST_PROBES:
             raise ValueError(f"a probe set needs at least {FEWEST_PROBES} inputs, got {chunk.count}")
         return cls(chunk.batch, chunk.count, digest_of(without_labels(chunk.batch)))
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether the inputs are texts, or have an attention mask that leaves tokens out."""
+        inputs = without_labels(self.batch)
+        mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
+        return is_text(inputs) or (isinstance(mask, Tensor) and not bool(mask.all()))
 
     def save(self, path: Path) -> Path:
         """Write one file: tensors as they are, their structure as JSON."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..capture import RULES
 from ..checks import one_of, whole_number
 from ..data import open_data
 from ..engine.network import Network
@@ -50,6 +51,7 @@ def recommend(
     facts = {row["name"]: row for row in zoo.store.rows(**filters)}
     if models is not None and (unknown := [name for name in models if name not in zoo]):
         raise ValueError(f"{zoo.folder} has no model {unknown[0]!r}: add it, or leave it out of models=")
+    options = {**({"rows": zoo.settings.rows} if zoo.settings.rows in RULES else {}), **options}
     names = list(facts) if models is None else [name for name in facts if name in models]
     if not names:
         raise none_passes(zoo, filters, "no model that passes the filters is in models=")

@@ -104,11 +104,13 @@ def task_of(zoo: Zoo, name: str, model: Any, facts: Facts, options: Mapping[str,
 
 
 def default_name(model: Any) -> str:
-    """Return the name of the weights file of a specification, else its text without path separators."""
+    """Return the name of the weights file or folder of a specification, else its text without path separators."""
     if isinstance(model, NamedModel):
         return model.name
     if isinstance(model, (str, Path)):
         text = str(model)
+        if text.startswith("hf:"):
+            return Path(text.removeprefix("hf:")).name
         _, at, weights = text.rpartition("@")
         if (at and Path(weights).suffix) or is_fingerprint_file(text):
             return Path(weights if at else text).stem

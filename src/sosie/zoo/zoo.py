@@ -110,6 +110,11 @@ class Zoo:
                     "(`sosie zoo init FOLDER --data …`)"
                 )
             self._data = Probe.of(data, PROBES if max_rows is None else max_rows)
+            if rows is None and self._data.is_padded:
+                raise ValueError(
+                    "the inputs are texts of different lengths, whose rows cannot be flattened: make the zoo with "
+                    "rows='mean', 'cls' or 'last' (--rows mean)"
+                )
             settings = Settings(self._data.digest, self._data.n, **options)
             with new_folder(self.folder) as temporary:
                 self._data.save(temporary / "probe.safetensors")
