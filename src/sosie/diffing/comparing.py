@@ -21,13 +21,14 @@ from torch import Tensor, nn
 from ..capture import Chunk, count_inputs, cut, named_arguments, select, unwrap
 from ..capture.calls import Seen, calls_inside
 from ..capture.restore import borrowed
-from ..capture.sites import Names, find_name
+from ..capture.sites import Names, ancestors, find_name, split_call
 from ..checks import listed
 from ..engine.network import OUTPUT, for_each, models_and_data, number_duplicates
 from ..engine.plan import MEMORY, parse_size
 from ..engine.provenance import provenance
 from ..engine.stream import CACHE, Stream
 from ..measures import largest_difference, least_row_cosine, mismatched_share, relative_error, row_cosine
+from ..models.values import Part
 from ..progress import Progress
 from ..results import QUANTILES, Diff, Place, SiteDiff
 from ..stats import coarser, jackknife
@@ -146,7 +147,7 @@ class _Run:
         self.look = replace(self.look, count=count_inputs(self.look.batch))
         self._check_modes()
         if a.dtype != b.dtype:
-            b.cast = b.dtype
+            b.cast = b.dtype if b.values is None else None  # which casts by itself
             self.caveats.append(
                 f"{a.name} is of {BITS.get(a.dtype, a.dtype)} and {b.name} of {BITS.get(b.dtype, b.dtype)}: inputs are "
                 f"cast, and the floor is that of {BITS.get(coarser(a.dtype, b.dtype))}"
@@ -186,7 +187,8 @@ class _Run:
             return self.b.sites
         names = Names.of(root)
         labels = [wanted.get(site.label, site.label) for site in seen_a]
-        there = [label for label in labels if (found := find_name(names, label)) is not None and found[0]]
+        found = {label: place[0] for label in labels if (place := find_name(names, label)) is not None and place[0]}
+        there = [label for label, name in found.items() if not isinstance(names.by_name[name], Part)]
         if there and len(there) * 2 >= len(labels):
             return there
         return [*wanted.values(), *select(names, None)] if wanted else None
@@ -225,7 +227,8 @@ class _Run:
                     most = error
                     worst = _input(chunk, run.last_worst)
         levels = self.floor.at(self.pairs, [floor_chunk])
-        search = _Search(self.a, self.b, self.floor, [self.look, worst] if worst is not self.look else [self.look])
+        chunks = [self.look, worst] if worst is not self.look else [self.look]
+        search = _Search(self.a, self.b, self.floor, chunks, self.pairs)
         return self._summed_up(run, levels, search, inputs, replay=replay, data=data)
 
     def _floor_chunk(self) -> Chunk:
@@ -260,6 +263,8 @@ class _Run:
         by_site = {row.site_a: row for row in rows}
         at_end = by_site.get(OUTPUT)
         guilty = list(search.guilty(run, levels, by_site))
+        if guilty and self.b.values is not None:
+            guilty = search.guilty_between() or guilty
         differs = bool(guilty) or (at_end is not None and at_end.beyond)
         first: str | None = None
         opened: list[list[SiteDiff]] = []
@@ -310,6 +315,8 @@ class _Run:
         beyond = next(row for row in rows if row.beyond)
         if not replay:
             return None, f"from {beyond.site_b} on; which module makes it was not sought"
+        if all(row.made is None for row in rows):
+            return beyond.site_b, f"from {beyond.site_b} on; whether it makes that error or inherits it is not known"
         return beyond.site_b, f"from {beyond.site_b} on"
 
     def _lost(self, run: Replay) -> list[str]:
@@ -420,8 +427,8 @@ def _place(at: Sequence[int], shape: Sequence[int]) -> Place:
 class _Search:
     """Follows an error into the module that makes it, one level at a time."""
 
-    def __init__(self, a: Reference, b: Subject, floor: Floor, chunks: Sequence[Chunk]) -> None:
-        self.a, self.b, self.floor, self.chunks = a, b, floor, chunks
+    def __init__(self, a: Reference, b: Subject, floor: Floor, chunks: Sequence[Chunk], pairs: Sequence[Pair]) -> None:
+        self.a, self.b, self.floor, self.chunks, self.pairs = a, b, floor, chunks, list(pairs)
 
     def guilty(self, run: Replay, levels: Mapping[str, Level], rows: Mapping[str, SiteDiff]) -> Iterator[_Guilt]:
         """The modules that make an error beyond their floor in execution order, and the code before or after them.
@@ -479,32 +486,77 @@ class _Search:
 
         None for a record as well, which has nothing of what is inside.
         """
-        if not isinstance(self.a, Subject):
-            return None
-        seen = []
-        for subject, label in ((self.a, pair.a), (self.b, pair.b)):
-            with subject.undone():
-                seen.append(calls_inside(subject.model, label, subject.arguments(self.chunks[0])))
-        homes = tuple("" if label == OUTPUT else label.partition("@")[0] for label in (pair.a, pair.b))
-        inner = pair_sites(*seen, under=(homes[0], homes[1]))
+        inner, seen = self._inside(pair)
         if not inner:
             return None
-        run = Replay(self.a, self.b, inner, under=pair)
+        under = pair if self.b.values is None else WHOLE
+        run = Replay(self.a, self.b, [*self._beside(pair), *inner], under=under)
         for chunk in self.chunks:
             run.read(chunk)
-        levels = self.floor.at(inner, self.chunks, pair)
-        types = {site.label: str(site.dtype).removeprefix("torch.") for of_one in seen for site in of_one}
+        levels = self.floor.at(run.pairs, self.chunks, under)
+        types = {site.label: str(site.dtype).removeprefix("torch.") for site in seen}
         rows = [
             row_of(run, each, levels[each.a], self.floor.factor, (types[each.a], types[each.b]), inside=pair.a)
             for each in inner
             if each.a in run.entries or each.a in run.other_shapes
         ]
-        guilty = list(self.guilty(run, levels, {row.site_a: row for row in rows}))
+        guilty = [
+            guilt
+            for guilt in self.guilty(run, levels, {row.site_a: row for row in rows})
+            if guilt.pair in inner or under == pair
+        ]
         made = {guilt.pair.b for guilt in guilty if guilt.inside}
         layers = {each.b for each in inner if self.b.has_weights(each.b)}
         if pair != WHOLE and len(layers) > 1 and layers <= made:
             return rows, None  # another module altogether: none of its layers is to blame alone
         return rows, next(iter(guilty), None)
+
+    def _inside(self, pair: Pair) -> tuple[list[Pair], list[Seen]]:
+        """The outermost modules inside a pair that belong together, and all of them; none in a record."""
+        if not isinstance(self.a, Subject):
+            return [], []
+        seen = []
+        for subject, label in ((self.a, pair.a), (self.b, pair.b)):
+            with subject.undone():
+                seen.append(calls_inside(subject.model, label, subject.arguments(self.chunks[0])))
+        homes = tuple("" if label == OUTPUT else label.partition("@")[0] for label in (pair.a, pair.b))
+        return pair_sites(*seen, under=(homes[0], homes[1])), [*seen[0], *seen[1]]
+
+    # A model of values, whose modules take no inputs: what one gives is computed from what the ones before it give
+
+    def guilty_between(self) -> list[_Guilt]:
+        """The guilty modules among the sites and what runs beside them, so that no site is blamed for those."""
+        self.pairs += self._beside_sites(WHOLE)
+        run = Replay(self.a, self.b, self.pairs)
+        for chunk in self.chunks:
+            run.read(chunk)
+        levels = self.floor.at(run.pairs, self.chunks)
+        order = list(run.entries)
+        run.pairs.sort(key=lambda pair: order.index(pair.a) if pair.a in order else len(order))
+        types = ("", "")
+        rows = [row_of(run, pair, levels[pair.a], self.floor.factor, types) for pair in run.pairs if pair.a in order]
+        return list(self.guilty(run, levels, {row.site_a: row for row in rows}))
+
+    def _beside_sites(self, home: Pair) -> list[Pair]:
+        sites = {split_call(pair.b)[0] for pair in self.pairs}
+        above = {name for site in sites for name in ancestors(site)}
+        found = []
+        for pair in self._inside(home)[0]:
+            name = split_call(pair.b)[0]
+            if name in above:
+                found += self._beside_sites(pair)
+            elif name not in sites:
+                found.append(pair)
+        return found
+
+    def _beside(self, pair: Pair) -> list[Pair]:
+        """The other sites that are to give what A's gave, where this one cannot be given its inputs itself."""
+        if self.b.values is None:
+            return []
+        own = split_call(pair.b)[0]
+        around = {own, *ancestors(own)}
+        names = {each: split_call(each.b)[0] for each in self.pairs}
+        return [each for each, name in names.items() if name not in around and own not in ancestors(name)]
 
 
 def _is_undone(k: int, pairs: Sequence[Pair], made: Mapping[str, float | None], rows: Mapping[str, SiteDiff]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from ..capture import Chunk, unwrap
 from ..checks import one_of, positive
 from ..engine.plan import size_text
 from ..measures import relative_error
+from ..models.onnx_file import OnnxModel
 from ..process_state import matmul_precision, switched
 from ..stats import coarser
 from .pairing import Pair
@@ -59,10 +61,13 @@ class Floor:
     given: Any = None
     caveats: list[str] = field(default_factory=list)
     known: Mapping[str, Level] = field(default_factory=dict)  # at these sites it was measured before
+    of_b: bool = False  # what is measured is B against itself, since A cannot be changed
 
     @classmethod
     def of(cls, given: Any, a: Subject, b: Subject, memory: int) -> Floor:
         dtype = coarser(a.dtype, b.dtype)
+        if a.values is not None and b.values is None:
+            return cls.of(given, b, a, memory)._of_b()
         if isinstance(given, (int, float)) and not isinstance(given, bool):
             tolerance = positive(given, "floor")
             return cls(a, [], tolerance, 1.0, f"a relative error of {tolerance:g}, as given", given)
@@ -95,7 +100,12 @@ class Floor:
         self.variants.append(Variant(self.a, words, share=0.5, threads=fewer))
 
     def _add_copy(self, dtype: torch.dtype, memory: int, words: str) -> None:
-        """A copy of A in another type."""
+        """A copy of A in another type, or what comes near it."""
+        if self.a.values is not None:
+            if isinstance(self.a.model, OnnxModel):
+                jittered = replace(self.a, model=self.a.model.jittered())
+                self.variants.append(Variant(jittered, "A with other last digits at its sites"))
+            return
         size = sum(t.numel() for t in self.a.model.parameters()) * torch.finfo(dtype).bits // 8
         if size > memory:
             self.caveats.append(
@@ -112,6 +122,15 @@ class Floor:
         variant.changes = self.a.changes
         self.variants.append(Variant(variant, words))
 
+    def _of_b(self) -> Floor:
+        """The same where the model that is measured is B, and what cannot be changed is A."""
+
+        def as_b(words: str) -> str:
+            return re.sub(r"\bA\b", "B", words)
+
+        variants = [replace(variant, words=as_b(variant.words)) for variant in self.variants]
+        return replace(self, variants=variants, words=as_b(self.words), of_b=True)
+
     def kind(self, a: Reference, b: Subject) -> str:
         """What it allows, in a few words."""
         if not self.variants and self.factor == 1:
@@ -125,7 +144,7 @@ class Floor:
 
     def at(self, pairs: Sequence[Pair], chunks: Sequence[Chunk], under: Pair = WHOLE) -> dict[str, Level]:
         """The floor at the sites of A in these pairs, measured on a few inputs."""
-        own = [Pair(pair.a, pair.a, "") for pair in pairs]
+        own = [Pair(pair.a, pair.b if self.of_b else pair.a, "") for pair in pairs]
         labels = [*(pair.a for pair in own), under.a]
         nothing = Level(0.0, 0.0, 0.0)
         level = {
@@ -133,7 +152,7 @@ class Floor:
         }
         for variant in list(self.variants):
             try:
-                found = self._measured(variant, own, chunks, Pair(under.a, under.a, ""))
+                found = self._measured(variant, own, chunks, Pair(under.a, under.b if self.of_b else under.a, ""))
             except (RuntimeError, ValueError, TypeError) as error:  # code with a fixed type does not run in another
                 self.variants.remove(variant)
                 self.caveats.append(f"the floor lacks {variant.words}, which does not run: {_first_line(error)}")
@@ -148,11 +167,13 @@ class Floor:
     def _measured(
         self, variant: Variant, pairs: Sequence[Pair], chunks: Sequence[Chunk], under: Pair
     ) -> dict[str, tuple[float, float, float]]:
-        run = Replay(self.a, variant.subject, pairs, under=under, share=variant.share)
+        pairs = [*pairs, under]
+        measured = [Pair(pair.b, pair.b, "") for pair in pairs]
+        run = Replay(self.a, variant.subject, measured[:-1], under=measured[-1], share=variant.share)
         with _conditions(variant):
             for chunk in chunks:
                 run.read(chunk)
-        return {label: floor_numbers(run, label) for label in [*(pair.a for pair in pairs), under.a]}
+        return {pair.a: floor_numbers(run, pair.b) for pair in pairs}
 
 
 def floor_numbers(run: Replay, label: str) -> tuple[float, float, float]:

@@ -34,6 +34,7 @@ from ..capture.calls import (
 from ..capture.restore import modules_of, state_of
 from ..capture.sites import Names, ancestors, at_path, find_name, path_to_tensor, replaced, split_call
 from ..engine.network import OUTPUT, Network
+from ..models.values import ValueModel, value_model_in
 from ..process_state import kept_random_state, products
 from ..stats import Entries
 from .explain import axes_of, numbers
@@ -57,8 +58,17 @@ class Subject(Network):
     def dtype(self) -> torch.dtype:
         """The type of most of its floating-point numbers."""
         types = types_of(self.model)
+        if not types and self.values is not None:
+            return self.values.own_dtype
         counts = {dtype: sum(p.numel() for p in self.model.parameters() if p.dtype == dtype) for dtype in types}
         return max(counts, key=lambda dtype: counts[dtype]) if counts else torch.float32
+
+    @property
+    def values(self) -> ValueModel | None:
+        """The model of values that this is (an ONNX graph), whose layers take no inputs: what they give is computed
+        from what others give.
+        """
+        return value_model_in(self.model)
 
     def has_weights(self, label: str) -> bool:
         """Whether the module at a site has weights, in it or inside it."""

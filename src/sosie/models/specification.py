@@ -347,7 +347,7 @@ Prepare = Callable[[Any], Any]  # normalises images or tokenises texts
 _FILE = re.compile(r"(?P<file>.+?\.py):(?P<rest>.*)", re.DOTALL)
 _HUB = re.compile(r"(?P<name>.+?)(?P<options>\(\s*\w+\s*=[^()]*\))?(?:@(?P<revision>[^@()]+))?", re.DOTALL)
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
-_LIBRARY = re.compile(r"(?P<library>torchvision|timm|hf):(?P<rest>.+)", re.DOTALL)
+_LIBRARY = re.compile(r"(?P<library>torchvision|timm|hf|onnx):(?P<rest>.+)", re.DOTALL)
 _CALL = re.compile(r"(?P<call>[^@(]+(?:\(.*?\))?)(?:@(?P<weights>.+))?", re.DOTALL)
 
 
@@ -469,6 +469,10 @@ def _open_file(file: str, rest: str, seed: int) -> tuple[nn.Module, str, Prepare
 
 def _open_library(library: str, rest: str, seed: int, head: bool) -> tuple[nn.Module, str, Prepare | None, str]:
     prepare: Prepare | None
+    if library == "onnx":
+        from .onnx_file import open_onnx
+
+        return open_onnx(rest), Path(rest).stem, None, f"weights of {Path(rest).name}"
     if library == "hf":
         with seeded(seed):
             model, prepare, name = open_hugging_face(rest, head=head)
