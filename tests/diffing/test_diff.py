@@ -342,6 +342,40 @@ def test_a_model_without_a_copy_has_a_floor_too() -> None:
     assert any("a copy in float64 takes" in caveat for caveat in d.caveats)
 
 
+def test_models_that_mix_inputs_or_draw_numbers_have_the_floor_of_rounding() -> None:
+    class Drawing(Net):
+        def __init__(self, own: bool) -> None:
+            super().__init__()
+            self.random = torch.Generator() if own else None
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = super().forward(x)
+            return x + torch.randn(x.shape, dtype=x.dtype, generator=self.random)
+
+    mixing = edited(A, lambda b: setattr(b.block2, "bn", nn.BatchNorm2d(8, track_running_stats=False)))
+    batches = [X[:12], X[12:]]
+    for a, words in ((mixing, "mixes the inputs of a batch"), (jiggled(Drawing(False)), "draws random numbers")):
+        d = same(copy.deepcopy(a), a, batches)
+        assert any(words in caveat and "the floor leaves this out" in caveat for caveat in d.caveats)
+        assert first(edited(a, lambda b: b.head.weight.data.mul_(1.01)), a, batches) == "head"
+    a = jiggled(Drawing(True))
+    assert same(copy.deepcopy(a), a, batches).verdict.startswith("The same, bit for bit")
+
+
+def test_numbers_for_all_inputs_together_are_no_floor() -> None:
+    class Loss(Net):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.scale = scale
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).square().mean() * self.scale
+
+    a = jiggled(Loss(1.0))
+    same(copy.deepcopy(a), a)
+    assert first(jiggled(Loss(1.001)), a) == "output"
+
+
 # As found
 
 
@@ -409,6 +443,80 @@ def test_outputs_of_any_kind() -> None:
     assert first(edited(a, transposed), a) == "block2.conv"
     script = torch.jit.trace(A, X)
     assert same(script).verdict == "The same, bit for bit, at the output."
+
+
+class Answers(Net):
+    """The answer of a network beside what `beside` makes of it."""
+
+    def __init__(self, beside: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.beside = beside
+
+    def forward(self, x: Tensor) -> Any:
+        return self.beside(super().forward(x))
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b"),
+    [
+        (lambda y: (y, y.argmax(1)), lambda y: (y, y.argmax(1) + 1)),
+        (lambda y: (y, y > 0), lambda y: (y, y < 0)),
+        (lambda y: {"y": y, "z": y[:, :2]}, lambda y: {"y": y, "z": y[:, :3]}),
+    ],
+)
+def test_answers_beside_the_first_count(of_a: Any, of_b: Any) -> None:
+    a, b = jiggled(Answers(of_a)), jiggled(Answers(of_b))
+    same(copy.deepcopy(a), a)
+    d = sosie.diff(a, b, X)
+    assert not d.same
+    assert d.sites[-1].error == 0
+    assert d.sites[-1].notes[0].startswith("other tensors that it returns differ")
+
+
+def test_answers_of_one_model_alone_are_told() -> None:
+    d = same(jiggled(Answers(lambda y: (y, y, y))), jiggled(Answers(lambda y: (y, y))))
+    assert d.caveats == ("answers that one model alone gives are not compared: 2 of B",)
+
+
+def test_answers_without_numbers_or_dense_numbers() -> None:
+    for answer in (lambda y: None, lambda y: ["a text"] * len(y), lambda y: y.to_sparse()):
+        a = jiggled(Answers(answer))
+        same(copy.deepcopy(a), a)
+        assert first(edited(a, transposed), a) == "block2.conv"
+
+
+def test_a_layer_that_is_called_less_often_in_b() -> None:
+    class Twice(nn.Module):
+        def __init__(self, tied: bool) -> None:
+            super().__init__()
+            self.one, self.out = nn.Linear(6, 6), nn.Linear(6, 2)
+            self.other = self.one if tied else nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.other(self.one(x).tanh()))
+
+    a, b, x = jiggled(Twice(True)), jiggled(Twice(False)), torch.rand(9, 6)
+    b.load_state_dict({**a.state_dict(), "other.weight": a.one.weight, "other.bias": a.one.bias})
+    assert [site.site_a for site in same(b, a, x).sites] == ["one", "out", "output"]
+    assert first(edited(b, lambda b: b.other.bias.data.add_(0.1)), a, x) is not None
+
+
+def test_quantised_layers() -> None:
+    quantised = torch.ao.quantization.quantize_dynamic(A, {nn.Linear})
+    d = sosie.diff(A, quantised, X)
+    assert (d.first, d.caveats) == ("head", ())
+    assert same(quantised, quantised).verdict.startswith("The same, bit for bit")
+    assert sosie.compare(A, quantised, X, sites=["block3", "head"]).sites_b == ["block3", "head"]
+    plain = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Flatten(), nn.Linear(192, 4)), {nn.Linear})
+    assert sosie.compare(plain, A, X).sites_a == ["1"]
+
+
+def test_numbers_beyond_squares_are_not_equal() -> None:
+    def scaled(scale: float) -> nn.Module:
+        return edited(copy.deepcopy(A).double(), lambda b: [p.data.mul_(scale) for p in b.head.parameters()])
+
+    for scale in (1e-200, 1e200):
+        assert not sosie.diff(scaled(scale), scaled(2 * scale), X.double()).same
 
 
 # Bad input

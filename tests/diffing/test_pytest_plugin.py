@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import entry_points
 
 import pytest
 
@@ -26,9 +27,12 @@ TEST = """
 
 
 def test_records_are_written_and_held_against(pytester: pytest.Pytester) -> None:
+    installed = any(entry.name == "sosie" for entry in entry_points(group="pytest11"))
+    plugin = [] if installed else ["-p", "pytest_sosie"]  # pytest refuses it twice
+
     def run(scale: float, *options: str) -> pytest.RunResult:
         pytester.makepyfile(test_it=TEST.replace("{scale}", str(scale)))
-        return pytester.runpytest_inprocess("-p", "pytest_sosie", "-p", "no:cacheprovider", *options)
+        return pytester.runpytest_inprocess(*plugin, "-p", "no:cacheprovider", *options)
 
     run(1.0).stdout.fnmatch_lines(["*no golden record *test_port.safetensors: write it with pytest --sosie-update*"])
     run(1.0, "--sosie-update").assert_outcomes(passed=1)

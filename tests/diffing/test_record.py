@@ -92,6 +92,13 @@ def test_inputs_can_be_left_out(model: nn.Module, tmp_path: Path) -> None:
         diff(path, model, X + 1)
 
 
+def test_a_record_of_a_part_of_larger_data(model: nn.Module, tmp_path: Path) -> None:
+    part = sosie.data.DataPart(X, 100)
+    golden = record(model, part, tmp_path / "golden.safetensors")
+    for data in (None, part):
+        assert sosie.diff(golden, model, data).verdict.startswith("The same, bit for bit")
+
+
 def test_a_tensor_that_two_layers_share_is_kept_once(tmp_path: Path) -> None:
     plain = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in range(8))).eval()
     rows = torch.randn(64, 32)

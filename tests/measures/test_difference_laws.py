@@ -13,7 +13,7 @@ from torch import Tensor
 import sosie
 from sosie.measures import MEASURES, Measure
 from sosie.measures.define import TRANSFORMATIONS
-from sosie.stats import Entries
+from sosie.stats import Entries, jackknife
 
 ENTRY_BY_ENTRY = [measure for measure in MEASURES.values() if measure.reads_entries]
 measures = pytest.mark.parametrize("measure", ENTRY_BY_ENTRY, ids=lambda m: m.name)
@@ -102,9 +102,24 @@ def test_places_and_odd_numbers() -> None:
     odd = Entries.of(x, y)
     assert (int(odd.lone), int(odd.alike), odd.lone_at.tolist()) == (2, 2, [0, 0])
     assert float(odd.dd.sum()) == 9
+    assert int(odd.mismatched) == 3
     parts = [Entries.of(x[k : k + 1], y[k : k + 1], start=k) for k in range(6)]
     merged = parts[0].merge(parts[1]).merge(parts[2]).merge(parts[3]).merge(parts[4]).merge(parts[5])
     assert (int(merged.lone), merged.lone_at.tolist()) == (2, [0, 0])
+
+
+def test_the_interval_does_not_depend_on_the_order_of_the_inputs() -> None:
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(640, 6, generator=random, dtype=torch.float64)
+    turns = torch.where(torch.arange(640) % 32 < 16, 0.5, 0.01)[:, None]  # classes that take turns
+    y = x + turns * torch.randn(640, 6, generator=random, dtype=torch.float64)
+    lengths = []
+    for order in (torch.arange(640), torch.randperm(640, generator=random)):
+        low, high = jackknife(Entries.of(x[order], y[order])) or (0, 0)
+        lengths.append(high - low)
+    assert lengths[0] == pytest.approx(lengths[1], rel=0.4)
+    assert jackknife(Entries.of(x[:20], y[:20], start=100)) is not None
+    assert jackknife(Entries.of(x[:7], y[:7])) is None
 
 
 def test_compare_says_what_to_use_instead() -> None:

@@ -350,7 +350,7 @@ def answering_as(
     """
     main, theirs = path_to_tensor(own), path_to_tensor(other)
     if main is None or theirs is None:
-        return own, [], False
+        return own, [], main is theirs  # neither has numbers
     places = dict(tensors_at(other))
     places[main] = arranged(at_path(other, theirs))
     pairs, fits, result = [], True, own

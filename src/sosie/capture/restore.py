@@ -252,12 +252,31 @@ def kept_attributes(model: nn.Module) -> Iterator[None]:
 
 
 def state_of(modules: Iterable[nn.Module]) -> list[Any]:
-    """A fingerprint of the modules' state, to see that a forward changed it: attributes, sizes, tensor versions."""
+    """A fingerprint of the modules' state, to see that a forward changed it.
+
+    It is made of attributes, sizes, the versions of tensors, and random generators.
+    """
     parts = [part for module in modules for part in (*vars(module).values(), *module.buffers(recurse=False))]
-    return [
-        (id(part), part._version if isinstance(part, Tensor) else len(part) if isinstance(part, Sized) else None)
-        for part in parts
-    ]
+    return [(id(part), _state_of(part)) for part in parts]
+
+
+def _state_of(part: Any) -> Any:
+    if isinstance(part, Tensor):
+        return part._version
+    if (generator := _generator_state(part)) is not None:
+        return repr(generator[1].tolist() if isinstance(generator[1], Tensor) else generator[1])
+    # Objects of TorchScript have a method for a length that they do not have.
+    return len(part) if isinstance(part, Sized) and not isinstance(part, torch.ScriptObject) else None
+
+
+def _generator_state(value: Any) -> tuple[Callable[[Any], Any], Any] | None:
+    """The setter and the state of a random generator; None for anything else."""
+    if isinstance(value, (torch.Generator, np.random.RandomState)):
+        return value.set_state, value.get_state()
+    if isinstance(value, np.random.Generator):
+        bits = value.bit_generator
+        return partial(setattr, bits, "state"), bits.state
+    return (value.setstate, value.getstate()) if isinstance(value, random.Random) else None
 
 
 @contextmanager
@@ -361,13 +380,8 @@ class _Holdings:
                     self._keep(item)
         elif isinstance(value, np.ndarray) and value.nbytes <= _COPIED and not value.dtype.hasobject:
             self._arrays.append((value, value.copy()))
-        elif isinstance(value, (torch.Generator, np.random.RandomState)):
-            self._generators.append((value.set_state, value.get_state()))
-        elif isinstance(value, np.random.Generator):
-            bits = value.bit_generator
-            self._generators.append((partial(setattr, bits, "state"), bits.state))
-        elif isinstance(value, random.Random):
-            self._generators.append((value.setstate, value.getstate()))
+        elif (generator := _generator_state(value)) is not None:
+            self._generators.append(generator)
         elif hasattr(value, "__dict__") and not isinstance(value, (nn.Module, type)):
             owned = isinstance(value, SimpleNamespace) or is_dataclass(value) or _package(type(value)) in self._packages
             if owned and not callable(value):

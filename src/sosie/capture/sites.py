@@ -28,6 +28,7 @@ from .layout import FeatureAxes
 from .restore import COMPILED, every_module_called
 
 _REPARAMETRIZED = "parametrizations"  # modules that compute weights, not activations
+PACKED = "_packed_params"  # and one that holds those of a quantised layer
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -107,9 +108,9 @@ class Names:
         first: dict[int, str] = {}
         for raw, module in model.named_modules(remove_duplicate=False):
             name = raw
-            if _REPARAMETRIZED in raw or COMPILED in raw:
+            if _REPARAMETRIZED in raw or PACKED in raw or COMPILED in raw:
                 parts = raw.split(".")
-                if _REPARAMETRIZED in parts:
+                if _REPARAMETRIZED in parts or PACKED in parts:
                     continue
                 name = ".".join(part for part in parts if part != COMPILED)
             by_name[name] = module  # a compiled child's original comes after its wrapper and takes its place

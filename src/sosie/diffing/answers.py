@@ -27,7 +27,8 @@ LEAST, MOST = -60, 20  # log₂ of the divergences that bins tell apart; below 2
 
 def are_logits(output: Tensor) -> bool:
     """Whether an output may be logits: (inputs, classes) or (inputs, tokens, vocabulary)."""
-    return output.is_floating_point() and output.ndim in (2, 3) and output.shape[-1] > 1 and len(output) > 0
+    dense = output.is_floating_point() and output.layout == torch.strided
+    return dense and output.ndim in (2, 3) and output.shape[-1] > 1 and len(output) > 0
 
 
 def next_tokens(input_ids: Tensor, keep: Tensor | None = None) -> Tensor:

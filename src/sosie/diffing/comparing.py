@@ -155,7 +155,10 @@ class _Run:
         for subject in (a, b):
             subject.settle(self.look)
         self.pairs, self.seen_a, self.seen_b = self._pair(map)
-        self.floor = a.floor(floor, b) if isinstance(a, Record) else Floor.of(floor, cast(Subject, a), b, memory)
+        if isinstance(a, Record):
+            self.floor = a.floor(floor, b)
+        else:
+            self.floor = Floor.of(floor, cast(Subject, a), b, memory, stream.first)
 
     def _check_modes(self) -> None:
         for subject in (self.a, self.b):
@@ -186,7 +189,8 @@ class _Run:
         if self.b.sites is not None or isinstance(root, torch.jit.ScriptModule):
             return self.b.sites
         names = Names.of(root)
-        labels = [wanted.get(site.label, site.label) for site in seen_a]
+        # Without the number of a call, which B may lack: a name stands for all calls.
+        labels = list(dict.fromkeys(wanted.get(site.label, split_call(site.label)[0]) for site in seen_a))
         found = {label: place[0] for label in labels if (place := find_name(names, label)) is not None and place[0]}
         there = [label for label, name in found.items() if not isinstance(names.by_name[name], Part)]
         if there and len(there) * 2 >= len(labels):
@@ -321,7 +325,9 @@ class _Run:
 
     def _lost(self, run: Replay) -> list[str]:
         texts = [f"{site}: shape {list(a)} in A and {list(b)} in B" for site, (a, b) in run.other_shapes.items()]
-        return [f"activations of other shapes are different: {listed(texts, 3, '; ')}"] if texts else []
+        lost = [f"activations of other shapes are different: {listed(texts, 3, '; ')}"] if texts else []
+        lone = [f"{'.'.join(map(str, place))} of {side}" for side, place in sorted(run.lone, key=repr)]
+        return [*lost, f"answers that one model alone gives are not compared: {listed(lone, 3)}"] if lone else lost
 
     def _verdict(self, rows: Sequence[SiteDiff], words: str, *, differs: bool, found: bool) -> str:
         sites = [row for row in rows if not row.inside]
@@ -385,7 +391,9 @@ def row_of(run: Replay, pair: Pair, level: Level, factor: float, types: tuple[st
         notes.append(f"{list(a)} in A, {list(b)} in B")
         return SiteDiff(shape=a[1:], error=math.nan, beyond=True, notes=tuple(notes), **about)
     size, apart = float(entries.aa.sum()), float(entries.dd.sum())
-    error = 0.0 if apart == 0 else math.nan if size == 0 else float(relative_error(entries))
+    # Squares of numbers below 1e-154 are 0.
+    equal = apart == 0 and float(entries.largest) == 0
+    error = 0.0 if equal else math.nan if size == 0 else float(relative_error(entries))
     low_high = jackknife(entries)
     shape = run.shapes[label]
     lone = int(entries.lone) > 0
@@ -393,7 +401,7 @@ def row_of(run: Replay, pair: Pair, level: Level, factor: float, types: tuple[st
     at = entries.lone_at if lone else entries.at
     rest = run.rest[label].value() if label in run.rest else None
     if rest is not None and rest > factor * level.error:
-        notes.append(f"other tensors that it returns differ by {rest:.2g}")
+        notes.append(f"other tensors that it returns differ{f' by {rest:.2g}' if math.isfinite(rest) else ''}")
     moment = float(entries.b.sum() - entries.a.sum()) / max(1, entries.entries)
     return SiteDiff(
         shape=shape,

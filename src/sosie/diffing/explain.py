@@ -27,7 +27,9 @@ def notes_of(entries: Entries) -> list[str]:
         notes.append(f"{lone:,} entries are NaN or infinite in one model alone")
     if alike := int(entries.alike):
         notes.append(f"{alike:,} entries are NaN or infinite in both models alike, and left out")
-    if aa == 0 and dd > 0:
+    if not math.isfinite(aa + bb + dd):
+        notes.append("too large to be squared in float64")
+    elif aa == 0 and dd > 0:
         notes.append("zero in A")
     elif dd > 0:
         slope = ab / aa

@@ -15,6 +15,7 @@ from torch import nn
 
 from ..capture import Chunk, unwrap
 from ..checks import one_of, positive
+from ..engine.mixing import MIXES, UNKNOWN
 from ..engine.plan import size_text
 from ..measures import relative_error
 from ..models.onnx_file import OnnxModel
@@ -24,6 +25,7 @@ from .pairing import Pair
 from .replay import WHOLE, Gap, Reference, Replay, Subject
 
 FACTOR = 8.0  # an error beyond the floor is larger than the floor by this factor
+TYPE_ALONE = "the rounding of the type alone"
 NAMES = ("batch", "bfloat16", "float16", "tf32")
 HIGHER = {torch.float32: torch.float64, torch.bfloat16: torch.float32, torch.float16: torch.float32}
 BITS = {torch.float64: "float64", torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -64,7 +66,8 @@ class Floor:
     of_b: bool = False  # what is measured is B against itself, since A cannot be changed
 
     @classmethod
-    def of(cls, given: Any, a: Subject, b: Subject, memory: int) -> Floor:
+    def of(cls, given: Any, a: Subject, b: Subject, memory: int, first: Any) -> Floor:
+        """`first`: the first batch, on which it is seen whether A answers each input by itself."""
         dtype = coarser(a.dtype, b.dtype)
         if a.values is not None and b.values is None:
             return cls.of(given, b, a, memory)._of_b()
@@ -86,13 +89,23 @@ class Floor:
             self.least = torch.finfo(dtype).eps
             self._add_copy(dtype, memory, f"A in {given}")
         else:
-            self._add_batch()
-            if a.dtype != dtype:
-                self._add_copy(dtype, memory, f"A in {BITS.get(dtype, dtype)}, the type of B")
-            elif dtype in HIGHER:
-                self._add_copy(HIGHER[dtype], memory, f"A in {BITS[HIGHER[dtype]]}")
-        self.words = "; ".join(variant.words for variant in self.variants)
+            self._add_own(dtype, memory, first)
+        self.words = "; ".join(variant.words for variant in self.variants) or TYPE_ALONE
         return self
+
+    def _add_own(self, dtype: torch.dtype, memory: int, first: Any) -> None:
+        """What A differs from itself by: rounding, and not what other inputs or random numbers make."""
+        note = self.a.mixing(first)
+        if note is None or UNKNOWN in note:
+            self._add_batch()
+        else:
+            self.caveats.append(f"{note}; the floor leaves this out")
+        if note is not None and UNKNOWN not in note and MIXES not in note:
+            return  # a copy in another type may draw other numbers
+        if self.a.dtype != dtype:
+            self._add_copy(dtype, memory, f"A in {BITS.get(dtype, dtype)}, the type of B")
+        elif dtype in HIGHER:
+            self._add_copy(HIGHER[dtype], memory, f"A in {BITS[HIGHER[dtype]]}")
 
     def _add_batch(self) -> None:
         fewer = 1 if self.a.on_cpu() and torch.get_num_threads() > 1 else None
@@ -156,7 +169,7 @@ class Floor:
             except (RuntimeError, ValueError, TypeError) as error:  # code with a fixed type does not run in another
                 self.variants.remove(variant)
                 self.caveats.append(f"the floor lacks {variant.words}, which does not run: {_first_line(error)}")
-                self.words = "; ".join(each.words for each in self.variants) or "the rounding of the type alone"
+                self.words = "; ".join(each.words for each in self.variants) or TYPE_ALONE
                 continue
             level = {
                 label: Level(*(max(x, y) for x, y in zip(_numbers(level[label]), found[label], strict=True)))

@@ -62,12 +62,12 @@ def record(
     with subject.borrowed():
         stream = Stream.of(data, [subject], max_rows)
         count = min(max_rows, count_inputs(stream.first))
-        chunk = Chunk(cut(stream.first, 0, count), stream.first_row, count)
+        chunk = Chunk(cut(stream.first, 0, count), 0, count)
         subject.settle(chunk)
         seen, _ = subject.look_at(chunk)
         labels = [site.label for site in seen]
         calls, _, masks = subject.recorder([*labels, OUTPUT])(chunk)
-        measured = Floor.of(floor, subject, subject, parse_size(memory) or MEMORY)
+        measured = Floor.of(floor, subject, subject, parse_size(memory) or MEMORY, chunk.batch)
         levels = measured.at([Pair(label, label, "") for label in labels], [chunk])
     tensors: list[Tensor] = []
     store = _Store(tensors)
@@ -82,7 +82,6 @@ def record(
         "model": subject.describe(),
         "dtype": str(subject.dtype).removeprefix("torch."),
         "inputs": count,
-        "first_row": chunk.start,
         "digest": digest_of(chunk.batch),
         "sites": [{"label": site.label, "shape": list(site.shape), "dtype": _name(site.dtype)} for site in seen],
         "floor": floor,
@@ -250,10 +249,9 @@ class Record:
         return call if (start, stop) == (0, self.inputs) else some_inputs(call, start, stop, of=self.inputs)
 
     def _place(self, chunk: Chunk) -> tuple[int, int]:
-        start = chunk.start - self.about["first_row"]
-        if start < 0 or start + chunk.count > self.inputs:
+        if chunk.start + chunk.count > self.inputs:
             raise ValueError(f"{self.path} holds {counted(self.inputs, 'input')}, but the data go on")
-        return start, start + chunk.count
+        return chunk.start, chunk.start + chunk.count
 
 
 def _dtype(name: str) -> torch.dtype:

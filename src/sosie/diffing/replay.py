@@ -32,7 +32,7 @@ from ..capture.calls import (
     tensors_at,
 )
 from ..capture.restore import modules_of, state_of
-from ..capture.sites import Names, ancestors, at_path, find_name, path_to_tensor, replaced, split_call
+from ..capture.sites import PACKED, Names, ancestors, at_path, find_name, path_to_tensor, replaced, split_call
 from ..engine.network import OUTPUT, Network
 from ..models.values import ValueModel, value_model_in
 from ..process_state import kept_random_state, products
@@ -79,7 +79,11 @@ class Subject(Network):
         """Modules in training mode inside a model that is in evaluation mode: BatchNorm there mixes its inputs."""
         if self.model.training:
             return []
-        return [name for name, module in self.model.named_modules() if module.training and not list(module.children())]
+        return [
+            name
+            for name, module in self.model.named_modules()
+            if module.training and not list(module.children()) and PACKED not in name
+        ]
 
     @contextmanager
     def borrowed(self) -> Iterator[Network]:
@@ -233,6 +237,7 @@ class Replay:
         self.shapes: dict[str, tuple[int, ...]] = {}  # of one input's activation
         self.other_shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # of A and B, where they differ
         self.rest: dict[str, Gap] = {}  # the difference of other tensors that a module returns: the total
+        self.lone: set[tuple[str, Any]] = set()  # other tensors that one model alone answers with: which, and the path
         self.made: dict[str, Gap] = {}
         self.unfit: dict[str, str] = {}  # why a module of B could not be run on A's inputs
         self.arrives: dict[str, Gap] = {}
@@ -284,7 +289,7 @@ class Replay:
 
     def _compare(self, pair: Pair, call: Call, output: Any, masks: Masks, chunk: Chunk) -> None:
         path, theirs = path_to_tensor(output), call.activation
-        if path is None or theirs is None:
+        if path is None or theirs is None or not self._counts_inputs(theirs, chunk):
             return
         label, a, b = pair.a, numbers(theirs), pair.arranged(numbers(at_path(output, path)))
         if a.shape != b.shape:
@@ -292,16 +297,26 @@ class Replay:
             return
         a, b = (without_padding(each, masks, label) for each in (a, b))
         rows_a, rows_b = rows_of(a, chunk.count), rows_of(b, chunk.count)
-        self.shapes.setdefault(label, tuple(a.shape[1:]) if len(rows_a) == len(a) else tuple(rows_a.shape[1:]))
+        self.shapes.setdefault(label, tuple(a.shape[1:]) if rows_a.shape[:1] == a.shape[:1] else tuple(rows_a.shape[1:]))
         found = Entries.of(rows_a, rows_b, start=chunk.start, **self._tolerances)
         self._note_worst(found)
         self.entries[label] = self.entries[label].merge(found) if label in self.entries else found
         rest = self.rest.setdefault(label, Gap())
         main = path_to_tensor(call.output)
         places = {place: tensor for place, tensor in tensors_at(call.output) if place != main}
-        for place, tensor in tensors_at(output):
-            if place != path and place in places and places[place].shape == tensor.shape and tensor.is_floating_point():
-                rest.add(place, places[place], tensor)
+        ours = {place: tensor for place, tensor in tensors_at(output) if place != path}
+        for place in ours.keys() & places.keys():
+            if places[place].shape == ours[place].shape:
+                rest.add(place, places[place], ours[place])
+            elif label == OUTPUT:
+                rest.fail(place)
+        if label == OUTPUT:
+            self.lone |= {("A", place) for place in places.keys() - ours.keys()}
+            self.lone |= {("B", place) for place in ours.keys() - places.keys()}
+
+    def _counts_inputs(self, tensor: Tensor, chunk: Chunk) -> bool:
+        """Whether it can be compared where B has fewer inputs: a mean over inputs is another one then."""
+        return self._share == 1 or (tensor.ndim > 0 and len(tensor) == chunk.count)
 
     def _note_worst(self, found: Entries) -> None:
         size, lone = float(found.aa.sum()), bool(found.lone)
@@ -335,7 +350,8 @@ class Replay:
             if not fits:
                 gap.fail()
             for k, (a, b) in enumerate(tensors):
-                gap.add(k, *(without_padding(each, masks, pair.a) for each in (a, b)))
+                if self._counts_inputs(a, chunk):
+                    gap.add(k, *(without_padding(each, masks, pair.a) for each in (a, b)))
             return None if pair == self.under else result
 
         self.b.run_around(list(counterparts), chunk, enter, leave)

@@ -21,6 +21,7 @@ TRIED = 4  # inputs of the first batch that a model is run on before all others
 STATES = 16  # random states that a model is run from if it draws numbers: stochastic depth may rarely change anything
 AMONG = 64  # they are the last of so many: a model may mix an input with one far before it
 FEWEST = 3  # the input under test, one before it and one behind it
+UNKNOWN, MIXES = "not known whether inputs of a batch are mixed", "mixes the inputs of a batch"  # in the notes
 NUMBERS = 4096  # of each input and site that are compared
 # By how much an activation may change without mixing: a share of the difference between two inputs, or of its own size,
 # whichever is more. The latter is ten times what a product loses, in TF32 on a GPU. Batches of one shape take the same
@@ -116,7 +117,7 @@ def mixing_note(
     """
     start, stop = tried_of(batch) if at is None else (0, count_inputs(batch))
     count, at = stop - start, 1 if at is None else at
-    unknown = f"{name}: not known whether inputs of a batch are mixed"
+    unknown = f"{name}: {UNKNOWN}"
     if count < FEWEST:
         return f"{unknown}: the first batch has {count} of them, and the test needs {FEWEST}"
 
@@ -143,7 +144,7 @@ def mixing_note(
     mixed = [site for site in changed if site not in unsteady]
     if mixed:
         return (
-            f"{name} mixes the inputs of a batch, at first at {mixed[0]!r}: its activations for an input, and so every "
+            f"{name} {MIXES}, at first at {mixed[0]!r}: its activations for an input, and so every "
             "value, depend on the other inputs of the batch"
         )
     if unsteady:

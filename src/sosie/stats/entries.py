@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..checks import paired_rows
+from .sampling import dealt_groups
 
 GROUPS = 32  # of inputs, whose sums are kept apart for intervals
 SLICE = {"cpu": 2**17, "cuda": 2**24}  # entries that are reduced at a time: a CPU's cache holds them
@@ -117,7 +118,7 @@ def _sums(a: Tensor, b: Tensor, start: int, rtol: float, atol: float) -> Entries
     cosine = torch.where(norms > 0, ab / norms, torch.where(aa == bb, 1.0, 0.0)).clamp(-1, 1)
     bins = torch.where(size > 0, ((size.log2() - LEAST) * PER_OCTAVE).floor().clamp(0, BINS - 1) + 1, 0.0)
     place = size.argmax() if size.numel() else torch.zeros((), dtype=torch.long, device=a.device)
-    group = (torch.arange(start, start + n, device=a.device)) % GROUPS
+    group = dealt_groups(torch.arange(start, start + n), GROUPS).to(a.device)
 
     def grouped(values: Tensor) -> Tensor:
         return values.new_zeros(GROUPS).index_add(0, group, values)
@@ -126,7 +127,7 @@ def _sums(a: Tensor, b: Tensor, start: int, rtol: float, atol: float) -> Entries
         grouped(aa), grouped(bb), grouped(ab), grouped(dd), a.sum(), b.sum(),
         cosine.sum(), cosine.min() if n else a.new_ones(()),
         size.max() if size.numel() else a.new_zeros(()), _place(place, width, start),
-        (size > atol + rtol * b.abs()).sum().double(), torch.bincount(bins.flatten().long(), minlength=BINS + 1),
+        (size > atol + rtol * b.abs()).sum().double() + lone, torch.bincount(bins.flatten().long(), minlength=BINS + 1),
         lone, lone_at, alike, a.numel(), n,
     )  # fmt: skip
 
@@ -136,11 +137,12 @@ def _place(index: Tensor, width: int, start: int) -> Tensor:
 
 
 def jackknife(entries: Entries) -> tuple[float, float] | None:
-    """The 95 % interval of the relative error, by leaving out groups of inputs; None with fewer than 8 inputs."""
-    groups = min(GROUPS, entries.inputs)
+    """The 95 % interval of the relative error, by leaving out groups of inputs; None with fewer than 8."""
+    filled = entries.aa + entries.bb > 0
+    groups = int(filled.sum())
     if groups < 8 or not float(entries.aa.sum()):
         return None
-    squares = [(each.sum() - each)[:groups] for each in (entries.dd, entries.aa)]  # with one group left out
+    squares = [(each.sum() - each)[filled] for each in (entries.dd, entries.aa)]  # with one group left out
     values = (squares[0] / squares[1]).sqrt()
     whole = float((entries.dd.sum() / entries.aa.sum()).sqrt())
     spread = float((values - values.mean()).square().sum() * (groups - 1) / groups) ** 0.5
