@@ -70,7 +70,7 @@ class Floor:
         """`first`: the first batch, on which it is seen whether A answers each input by itself."""
         dtype = coarser(a.dtype, b.dtype)
         if a.values is not None and b.values is None:
-            return cls.of(given, b, a, memory)._of_b()
+            return cls.of(given, b, a, memory, first)._of_b()
         if isinstance(given, (int, float)) and not isinstance(given, bool):
             tolerance = positive(given, "floor")
             return cls(a, [], tolerance, 1.0, f"a relative error of {tolerance:g}, as given", given)

@@ -297,7 +297,7 @@ class Replay:
             return
         a, b = (without_padding(each, masks, label) for each in (a, b))
         rows_a, rows_b = rows_of(a, chunk.count), rows_of(b, chunk.count)
-        self.shapes.setdefault(label, tuple(a.shape[1:]) if rows_a.shape[:1] == a.shape[:1] else tuple(rows_a.shape[1:]))
+        self.shapes.setdefault(label, tuple((a if rows_a.shape[:1] == a.shape[:1] else rows_a).shape[1:]))
         found = Entries.of(rows_a, rows_b, start=chunk.start, **self._tolerances)
         self._note_worst(found)
         self.entries[label] = self.entries[label].merge(found) if label in self.entries else found
