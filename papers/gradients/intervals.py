@@ -104,9 +104,9 @@ def figure_4(found: dict[str, Any]) -> Found:
     if not found:
         return {}
     numbers, curves = found["numbers"], found["curves"]
-    cases = {"mean_embedding_larger_on_other_data": 60, "mean_over_norm_larger_on_own_data": 60,
-             "mean_over_trace_highest_for_digits": 30}  # fmt: skip
-    cases |= {f"{score}_digits_above_cifar100_for_cifar10": 10
+    cases = {"mean_embedding_larger_on_other_data": 168, "mean_over_norm_larger_on_own_data": 168,
+             "mean_over_trace_highest_for_digits": 84}  # fmt: skip
+    cases |= {f"{score}_digits_above_cifar100_for_cifar10": 28
               for score in ("mean_embedding", "kernel_norm", "kernel_trace")}  # fmt: skip
     held: Found = {f"figure-4/{key}": of_share(numbers[key], n, "cases of data and site") for key, n in cases.items()}
     deep, flat = (curves.get(name, {}).get("mean_embedding", {}) for name in ("resnet50", "resnet18"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -96,41 +96,33 @@ def ratios(theirs: dict[str, Curves], ours: dict[str, Curves]) -> dict[str, floa
 
 
 def numbers(found: dict[str, Curves]) -> dict[str, float]:
-    flat, deep = found[RESNET18], found[RESNET50]
+    """Shares of cases: every source, target and site of both networks, as the paper has both."""
+    data, own = (TEN, HUNDRED, DIGITS), [found[architecture] for architecture in (RESNET18, RESNET50)]
 
-    def share(score: str, holds: Any) -> float:
-        """Of all source networks, other data sets and sites."""
-        data = (TEN, HUNDRED, DIGITS)
-        cases = [
-            holds(flat[score][f"{s}-{t}"][k], flat[score][f"{s}-{s}"][k])
-            for s, t in itertools.permutations(data, 2)
-            for k in range(len(SITES[RESNET18]))
-        ]
+    def share(cases: Iterable[bool]) -> float:
         return mean([float(case) for case in cases])
 
-    def digits_above(score: str, source: str, other: str) -> float:
-        return mean(
-            [
-                float(a > b)
-                for a, b in zip(flat[score][f"{source}-{DIGITS}"], flat[score][f"{source}-{other}"], strict=True)
-            ]
-        )
+    def of(score: str, *pairs: str) -> list[tuple[float, ...]]:
+        """The score of these pairs of data sets, site by site of both networks."""
+        return [at for curves in own for at in zip(*(curves[score][pair] for pair in pairs), strict=True)]
 
-    highest = [
-        flat["mean_over_trace"][f"{s}-{DIGITS}"][k]
-        == max(flat["mean_over_trace"][f"{s}-{t}"][k] for t in (TEN, HUNDRED, DIGITS))
-        for s in (TEN, HUNDRED, DIGITS)
-        for k in range(len(SITES[RESNET18]))
-    ]
-    own = [flat["mean_embedding"][f"{d}-{d}"] for d in (TEN, HUNDRED, DIGITS)]
-    deeper = [deep["mean_embedding"][f"{d}-{d}"] for d in (TEN, HUNDRED, DIGITS)]
+    def foreign_above_own(score: str) -> list[bool]:
+        return [other > same for s, t in itertools.permutations(data, 2) for other, same in of(score, f"{s}-{t}", f"{s}-{s}")]
+
+    def digits_above(score: str, source: str, other: str) -> float:
+        return share(digits > images for digits, images in of(score, f"{source}-{DIGITS}", f"{source}-{other}"))
+
+    def norm(architecture: str, pair: str) -> float:
+        return mean(found[architecture]["mean_embedding"][pair])
+
+    highest = [at[2] == max(at) for s in data for at in of("mean_over_trace", *(f"{s}-{t}" for t in data))]
     return {
-        "mean_embedding_larger_on_other_data": share("mean_embedding", lambda other, own: other > own),
-        "mean_over_norm_larger_on_own_data": share("mean_over_norm", lambda other, own: own > other),
+        "mean_embedding_larger_on_other_data": share(foreign_above_own("mean_embedding")),
+        "mean_over_norm_larger_on_own_data": share(not above for above in foreign_above_own("mean_over_norm")),
         **{f"{score}_digits_above_cifar100_for_cifar10": digits_above(score, TEN, HUNDRED) for score in SCORES[:3]},
         **{f"{score}_digits_above_cifar10_for_cifar100": digits_above(score, HUNDRED, TEN) for score in SCORES[:3]},
-        "mean_over_trace_highest_for_digits": mean([float(h) for h in highest]),
-        "resnet50_over_resnet18": mean([mean(d) / mean(s) for d, s in zip(deeper, own, strict=True)]),
+        "mean_over_trace_highest_for_digits": share(highest),
+        "resnet50_over_resnet18": mean([norm(RESNET50, f"{d}-{d}") / norm(RESNET18, f"{d}-{d}") for d in data]),
     }
 
 

@@ -77,11 +77,22 @@ def figure_1(settings: Settings) -> dict[str, Any]:
         for name in settings.measures
         if not reads_weights(name)
     }
+    settled = {
+        name: _paired(found[name, CLEAN, numbers[-2]], found[name, CLEAN, most]) for name in RIVALS
+    }  # of each pair of networks: from many images to all
     seconds = times(settings, numbers)
     return {
         "numbers": {**_calibrated(both), **_by_number(by_number, numbers), **_timed(seconds), **_chance(at, both)},
-        "distributions": both, "by_number": by_number, "pair_seconds": seconds, "images": most,
+        "distributions": both, "by_number": by_number, "settled": settled, "pair_seconds": seconds,
+        "images": most,
     }  # fmt: skip
+
+
+def _paired(many: dict[str, Any], whole: dict[str, Any]) -> list[float]:
+    """How far each pair of networks that were not trained moves; nothing where a value is missing, or images are."""
+    if many["undefined"] or whole["undefined"] or many["number"] == whole["number"]:
+        return []
+    return [round(b - a, 6) for a, b in zip(many["unlike"], whole["unlike"], strict=True)]
 
 
 def _calibrated(both: dict[str, dict[str, dict[str, Any]]]) -> dict[str, float | None]:

@@ -55,6 +55,9 @@ def calibration(found: dict[str, Any]) -> Found:
         if at[some]["unlike_sd"]:
             ratio = at[numbers[0]]["unlike_sd"] / at[some]["unlike_sd"]
             result[f"figure-1/{name}_narrowed"] = of_spread_ratio(ratio, 100, 100, f"100 {PAIRS}")
+    for name, moved in found.get("settled", {}).items():  # pair by pair: the same networks, with more images
+        toward = -1 if sum(moved) < 0 else 1
+        result[f"figure-1/{name}_settled"] = of_mean([toward * x for x in moved], PAIRS)
     return {**result, **times(found)}
 
 
