@@ -9,7 +9,7 @@
     kind = "number"                       # in the paper's text; "quality": our range for its words; "ours": no claim
     paper = "0.7"                         # what the paper has, where the range does not show it
     exact = "a count"                     # why the number has no scatter
-    same_as = "figure-5-other"            # the same number, or the same claim, is counted there
+    same_as = "figure-5-other"            # the same number, or the statement that this is a cell of, is counted there
     added = "after the results: …"        # a claim, or what it is measured by, that was not fixed before the run
     decides = "both"                      # instead of what the setting has, with `because`
     needs = "ten networks"                # what would decide it
@@ -293,7 +293,7 @@ def table(paper: Path, verdicts: Sequence[Mapping[str, Any]]) -> str:
         parts.append("")
     if any(each["added"] for each in verdicts):
         parts += ["\\* not fixed before the run: " + "; ".join(_added(verdicts)) + ".", ""]
-    parts.append("Outcomes in brackets are not counted: the same number, or the same claim, is judged in another row.")
+    parts.append("Outcomes in brackets are not counted: another row has the same number, or the statement that this is a cell of.")
     return "\n".join(parts)
 
 

@@ -27,9 +27,18 @@ def start(
     experiments: Mapping[str, Experiment],
     settings: Callable[[str, Path, Path], Any],
     small: Callable[[Any], Any],
+    of_records: Mapping[str, Callable[[Path], dict[str, Any]]] | None = None,
 ) -> None:
-    """A paper's command line: `settings(device, results, folder of networks)`, or `small` of them for a smoke run."""
-    given = _parse(paper, experiments)
+    """A paper's command line: `settings(device, results, folder of networks)`, or `small` of them for a smoke run.
+
+    `of_records`: experiments whose results can be made of what lies in results/records, where a run has not ended.
+    """
+    given = _parse(paper, experiments, of_records or {})
+    if given.records:
+        for name, make in (of_records or {}).items():
+            whole = {"experiment": name, "small": False, **make(given.results / "records")}
+            (given.results / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
+        return
     nets = Path(os.environ.get("SOSIE_CHECKPOINTS", given.results / "nets" if given.small else paper / "nets"))
     chosen = settings(given.device, given.results, nets)
     if given.small:
@@ -37,12 +46,16 @@ def start(
     _run(paper, experiments, small(chosen) if given.small else chosen, given)
 
 
-def _parse(paper: Path, experiments: Mapping[str, Experiment]) -> argparse.Namespace:
+def _parse(paper: Path, experiments: Mapping[str, Experiment], of_records: Mapping[str, Any]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=f"Reproduce the claims of papers/{paper.name}.")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", default="", help=f"comma-separated, of {', '.join(experiments)}")
     parser.add_argument("--small", action="store_true", help="a smoke run: its numbers mean nothing")
     parser.add_argument("--resume", action="store_true", help="keep the results that are there")
+    if of_records:
+        told = f"only write {', '.join(of_records)} again, of the parts in results/records"
+        parser.add_argument("--records", action="store_true", help=told)
+    parser.set_defaults(records=False)
     parser.add_argument("--results", type=Path, help="the folder to write to")
     given = parser.parse_args()
     given.only = [name.strip() for name in given.only.split(",") if name.strip()] or list(experiments)

@@ -4,27 +4,57 @@ from __future__ import annotations
 
 import copy
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from continual import wait
-from data import Lessons, Prepare, pool, probes
-from networks import make
+from networks import Lessons, Prepare, Recipe, by_stimulus, look, make, mean, pool, probes, train, wait
 from running import remember
-from settings import Recipe, Settings
-from similarity import by_stimulus, look, mean
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
-from training import train
 
 from sosie.linalg import most_similar
 from sosie.models import freeze
 from sosie.train import Recipe as TrainingRecipe
 from sosie.train.federated import Clients, Federated, ensemble_accuracy, open_method, simulate, split_classes
 from sosie.train.heads import find_head
+
+if TYPE_CHECKING:
+    from run import Settings
+
+
+# How much federated learning.
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients, rounds and methods of tables 1 and 3."""
+
+    clients: int = 100
+    many_clients: int = 1000  # of the last column of table 3
+    rounds: int = 100
+    epochs: int = 15
+    share: float = 0.1
+    batch: int = 50
+    rate: float = 0.01
+    seeds: tuple[int, ...] = (0, 1, 2)  # of table 1; table 3 has the first
+    pretrained_epochs: int = 20  # of the coefficients of "Pretrain"
+    members: int = 3
+    head_epochs: int = 100
+    random_members: int = 2  # drawings of members at random
+    settings: tuple[tuple[str, int], ...] = (("cifar100", 5), ("cifar100", 20), ("cifar10", 2), ("cifar10", 5))
+    many_settings: tuple[tuple[str, int], ...] = (("cifar10", 2),)
+
+    @property
+    def local_epochs(self) -> int:
+        """Of a client that meets nobody: as many as the others have on average, and their last training."""
+        return round(self.rounds * self.share * self.epochs) + self.epochs
+
+
+# Tables 1 and 3: federated learning by several methods, and clients that ask others for help.
+
 
 ATOMS = 9
 TABLE_1 = ("fedavg", "ditto", "fedrep", "fedprox", "fedper", "pretrain")

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from scipy import stats
-from settings import Settings
 from torch import Tensor, nn
 
 import sosie
 from sosie.models import build_model, cifar_resnet
 from sosie.models.vit import mean_of_others, token_cka
 from sosie.train import Penalty
+
+if TYPE_CHECKING:
+    from run import Settings
+
 
 STRONG, WEAK = 0.8, 1e-6  # ρ² of the wide direction at the start; 1 − ρ² of the narrow one at the end
 NARROW = math.sqrt(1e-3)  # variance of the narrow direction, the wide one has 1

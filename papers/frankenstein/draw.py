@@ -9,8 +9,8 @@ from typing import Any
 PAPER = Path(__file__).resolve().parent
 sys.path.insert(0, str(PAPER.parent))  # what all papers share
 
-import matplotlib.pyplot as plt  # noqa: E402
-from drawing import draw_all, set_style  # noqa: E402
+import matplotlib.pyplot as plt
+from drawing import draw_all, set_style
 
 COLOURS = {"task_loss": "tab:blue", "least_squares": "tab:orange", "procrustes": "tab:green", "labels": "tab:purple"}
 set_style({"font.size": 8})

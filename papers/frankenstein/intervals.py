@@ -8,7 +8,7 @@ from typing import Any
 
 from scatter import Found, Read, of_correlation, of_mean, of_resampled, of_share, of_spread
 
-COLLAPSED, FAIR, LATE, SPARSE = 0.5, 0.7, 3, 0.85  # as in matching.py and structure.py
+COLLAPSED, FAIR, LATE, SPARSE = 0.5, 0.7, 3, 0.85  # as in run.py
 PAIRS = "pairs of networks"
 
 

@@ -5,18 +5,47 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from settings import RECIPES, Settings
 from torch import Tensor, nn
 from torch.nn import functional
 
 from sosie.data import open_images
 from sosie.files import write_atomically
 from sosie.models import NamedModel, load_weights, open_model
-from sosie.train import Augment, Recipe, accuracy, fit, fit_side_by_side
+from sosie.train import Augment, accuracy, fit, fit_side_by_side
+from sosie.train import Recipe as TrainingRecipe
+
+if TYPE_CHECKING:
+    from run import Settings
+
+
+# How ResNet-20s of our own are trained.
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How ResNet-20s of our own differ: what section 5.1 says was tried, with no details."""
+
+    rate: float
+    optimiser: Literal["adam", "sgd"] = "sgd"
+    decay: float = 5e-4
+    clip: float | None = None  # the gradient to this length
+    batch_norm: bool = True
+
+
+RECIPES = {
+    "sgd": Recipe(0.1),
+    "adam": Recipe(2e-3, optimiser="adam", decay=0.05),
+    "plain": Recipe(0.1, clip=2.0, batch_norm=False),  # each batch norm a scale and a shift of the channels
+}
+
+
+# The networks and the images of the study: published ones, and those that are trained here.
+
 
 Images = list[tuple[Tensor, Tensor]]  # batches in [0, 1], with labels
 
@@ -56,7 +85,7 @@ def trained(spec: str, data: str, seed: int, settings: Settings) -> NamedModel:
         found.model,
         images,
         labels,
-        recipe=Recipe(
+        recipe=TrainingRecipe(
             epochs=epochs,
             batch=settings.net_batch,
             rate=1e-3 if transformer else settings.net_rate,
@@ -92,7 +121,7 @@ def own_resnet20s(recipe: str, count: int, settings: Settings) -> tuple[NamedMod
             models,
             images,
             labels,
-            recipe=Recipe(
+            recipe=TrainingRecipe(
                 epochs=settings.own_epochs,
                 batch=settings.own_batch,
                 rate=chosen.rate,

@@ -9,9 +9,9 @@ from typing import Any
 PAPER = Path(__file__).resolve().parent
 sys.path.insert(0, str(PAPER.parent))  # what all papers share
 
-import matplotlib.pyplot as plt  # noqa: E402
-import numpy as np  # noqa: E402
-from drawing import draw_all, set_style  # noqa: E402
+import matplotlib.pyplot as plt
+import numpy as np
+from drawing import draw_all, set_style
 
 NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "mnist": "MNIST"}
 PAIRS = {

@@ -12,12 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from measures import candidate, factors
 from networks import SCRATCH, Study, study
-from run import PAPER
+from run import OWN, PAPER, RIVALS, Settings, candidate, factors, running, small
 from run import settings as settings_of
-from running import start
-from settings import OWN, RIVALS, Settings, small
 from torch import Tensor
 
 import sosie
@@ -114,4 +111,4 @@ def _brightened(models: Any, dark: Tensor, factor: float) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    start(PAPER, {"afterwards": afterwards}, settings_of, small)
+    running.start(PAPER, {"afterwards": afterwards}, settings_of, small)

@@ -9,11 +9,11 @@ from typing import Any
 PAPER = Path(__file__).resolve().parent
 sys.path.insert(0, str(PAPER.parent))  # what all papers share
 
-import matplotlib.pyplot as plt  # noqa: E402
-import numpy as np  # noqa: E402
-from drawing import draw_all, set_style  # noqa: E402
-from matplotlib.lines import Line2D  # noqa: E402
-from matplotlib.patches import Patch  # noqa: E402
+import matplotlib.pyplot as plt
+import numpy as np
+from drawing import draw_all, set_style
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 NAMES = {
     "normalized_bures": "Procrustes", "linear_cka": "CKA", "deconfounded_cka": "dCKA", "wcka": "wCKA",

@@ -1,4 +1,4 @@
-"""Shares with intervals, what chance gives, agreement of groupings, and ranks: small and exact."""
+"""Statistics of what was found: shares, ranks, regret."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 PAPER = Path(__file__).resolve().parent
 sys.path.insert(0, str(PAPER.parent))  # what all papers share
 
-from drawing import draw_all, plt, set_style  # noqa: E402
+from drawing import draw_all, plt, set_style
 
 COLOURS = ("#3b6ea8", "#c8553d", "#4f9d69", "#8e6bbf", "#b08900", "#5a5a5a", "#2aa5a0")
 MARKERS = "os^Dv*P"

@@ -45,7 +45,7 @@ def test_the_smoke_run(tmp_path: Path) -> None:
 def test_all_pairs_at_once_are_what_sosie_measures_pair_by_pair() -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(PAPER)!r})\n"
-        "import torch, sosie; from similarity import Site, BANDWIDTH\n"
+        "import torch, sosie; from networks import Site, BANDWIDTH\n"
         "torch.manual_seed(0); x = torch.randn(3, 40, 6); x[1] = x[0] + 0.3 * x[1]; x[2, :, 5] = 0\n"
         "centred = (x - x.mean(1, keepdim=True)).double(); site = Site(x, centred @ centred.mT)\n"
         "for name in ('cca', 'linear_cka', 'debiased_cka', 'rbf_cka'):\n"
@@ -65,7 +65,7 @@ import sys; sys.path[:0] = [{str(PAPER)!r}, {str(PAPERS)!r}]
 from dataclasses import replace
 from pathlib import Path
 import torch
-from settings import Settings, small
+from run import Settings, small
 import federated
 from sosie.train.federated.simulation import Server
 settings = small(Settings('cpu', Path('r'), Path('c')))
@@ -111,7 +111,7 @@ def test_every_client_that_meets_nobody_trains_as_long_as_others_do_on_average(t
 def test_a_site_follows_every_layer_of_atoms() -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(PAPER)!r})\n"
-        "from pathlib import Path; from networks import make, sites_of; from settings import Settings\n"
+        "from pathlib import Path; from networks import make, sites_of; from run import Settings\n"
         "s = Settings('cpu', Path('r'), Path('c'))\n"
         "print(len(sites_of(make(s, 'alexnet', 10, 6, 0))), len(sites_of(make(s, 'vgg11', 10, 6, 0))))"
     )

@@ -106,7 +106,7 @@ def test_what_was_run_in_part_is_what_its_records_hold(paper: str, experiment: s
     shutil.copytree(PAPERS / paper, copy / paper, ignore=shutil.ignore_patterns("nets", "small", "*.svg"))
     for shared in PAPERS.glob("*.py"):
         shutil.copy(shared, copy)
-    run(copy / paper / "parts.py")
+    run(copy / paper / "run.py", "--records")
     assert json.loads((copy / paper / "results" / f"{experiment}.json").read_text("utf-8"))["numbers"] == stored
 
 

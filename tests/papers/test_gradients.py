@@ -19,7 +19,7 @@ from sosie.models import open_model, parse_normalisation
 from sosie.train import accuracy
 
 PAPER = Path(__file__).resolve().parents[2] / "papers" / "gradients"
-DATA_SETS = runpy.run_path(str(PAPER / "settings.py"))["DATA_SETS"]
+DATA_SETS = runpy.run_path(str(PAPER / "train.py"))["DATA_SETS"]
 
 
 def pack(folder: Path, name: str, shape: tuple[int, ...]) -> None:
@@ -79,11 +79,8 @@ def test_side_by_side_one_that_fails_leaves_the_others(tmp_path: Path) -> None:
     assert [row["dataset"] for row in rows] == ["cifar10"]
 
 
-def test_training_normalises_as_the_opened_network_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(PAPER))
-    monkeypatch.delitem(sys.modules, "settings", raising=False)
-    networks = runpy.run_path(str(PAPER / "networks.py"))
-    sys.modules.pop("settings")  # other papers have one too
+def test_training_normalises_as_the_opened_network_does() -> None:
+    networks = runpy.run_path(str(PAPER / "train.py"))
     normalise = parse_normalisation(DATA_SETS["cifar100"].normalise)
     assert normalise is not None
     x = torch.rand(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))

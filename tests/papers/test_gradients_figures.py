@@ -36,7 +36,7 @@ def test_an_experiment_runs_and_can_be_drawn(tmp_path: Path) -> None:
 
 def test_the_three_desiderata_are_counted() -> None:
     code = (
-        "import json, desiderata as d\n"
+        "import json, run as d\n"
         "at = lambda value: {'mean': value, 'chance': 0.5}\n"
         "pairs = {'cifar10-cifar10': .9, 'cifar100-cifar100': .8, 'mnist-mnist': .95,\n"
         "         'cifar10-cifar100': .7, 'cifar10-mnist': .6, 'cifar100-mnist': .5}\n"
@@ -53,7 +53,7 @@ def test_the_three_desiderata_are_counted() -> None:
 def test_algorithm_1_is_sosies_scores_where_nothing_is_sketched(tmp_path: Path) -> None:
     """And from sketches it is the sums over the product of S F Fᵀ Sᵀ and S G Gᵀ Sᵀ."""
     code = (
-        "import sosie, torch; from norms import KERNELS, SCORES, both_ways\n"
+        "import sosie, torch; from run import NORM_KERNELS as KERNELS, SCORES, both_ways\n"
         "from torch import nn\n"
         "torch.manual_seed(0)\n"
         "model = nn.Sequential(nn.Flatten(), nn.Linear(12, 9), nn.Tanh(), nn.Linear(9, 4))\n"

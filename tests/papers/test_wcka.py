@@ -40,7 +40,7 @@ def test_the_real_run_is_kept_under_what_it_was_asked_for() -> None:
     """The smoke run names its corruptions one by one, so it cannot tell."""
     code = (
         f"import sys, json; sys.path.insert(0, {str(PAPER)!r})\n"
-        "from dataclasses import asdict; from pathlib import Path; from settings import Settings\n"
+        "from dataclasses import asdict; from pathlib import Path; from run import Settings\n"
         "full = Settings('cpu', Path('r'), Path('c'), 0); hash(full)\n"
         "print(len(json.loads(json.dumps([asdict(full.scratch), asdict(full.heads)]))[0]['corruptions']))"
     )

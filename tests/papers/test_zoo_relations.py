@@ -12,7 +12,7 @@ from paper_scripts import PAPERS, draw, experiments_of, load, run, small_run, sm
 
 PAPER = PAPERS / "zoo"
 START = f"import sys; sys.path[:0] = [{str(PAPER)!r}, {str(PAPERS)!r}]\nfrom pathlib import Path\nimport torch\n"
-FULL = "from settings import Settings, small; from networks import *\ns = Settings('cpu', Path(), Path())\n"
+FULL = "from run import Settings, small; from networks import *\ns = Settings('cpu', Path(), Path())\n"
 
 
 def test_the_smoke_run(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_children_are_their_parents_but_for_what_was_changed(tmp_path: Path) -> 
 def test_a_question_is_counted_by_hand() -> None:
     """Three networks from scratch and a child: who is asked, who could answer, and what chance gives."""
     code = START + (
-        "from filling import Known; import relatives\n"
+        "import run as relatives; from run import Known\n"
         "def of(name, architecture, data, relation='scratch', parent=None):\n"
         "    return Known(name, architecture, data, relation, parent, '')\n"
         "some = [of('a', 'cnn', 'x'), of('b', 'cnn', 'x'), of('c', 'net', 'x')]\n"

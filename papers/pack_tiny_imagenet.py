@@ -1,6 +1,6 @@
 """Tiny-ImageNet's packed images (JPEG, 64 × 64) as 32 × 32 bytes that need no Pillow to be read.
 
-    python papers/atoms/pack.py folder/with/tiny-imagenet-val2k.npz [folder to write to]
+    python papers/pack_tiny_imagenet.py folder/with/tiny-imagenet-val2k.npz [folder to write to]
 
 Writes tiny-imagenet-32.npz, 6 MB, to papers/atoms/nets (which git ignores) if no folder is named: the 2,000 validation
 images, each the mean of 2 × 2 pixels. The packed file holds its 200 classes in turn, so the first 1,000 are five of
@@ -16,10 +16,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from data import NETS, TINY
 from PIL import Image
 
-FILES = {"tiny-imagenet-val2k.npz": TINY, "tiny-imagenet-train5k.npz": "tiny-imagenet-32-train.npz"}
+NETS = Path(__file__).resolve().parent / "atoms" / "nets"
+
+FILES = {"tiny-imagenet-val2k.npz": "tiny-imagenet-32.npz", "tiny-imagenet-train5k.npz": "tiny-imagenet-32-train.npz"}
 
 
 def main(source: Path, target: Path) -> None:
