@@ -293,7 +293,9 @@ def table(paper: Path, verdicts: Sequence[Mapping[str, Any]]) -> str:
         parts.append("")
     if any(each["added"] for each in verdicts):
         parts += ["\\* not fixed before the run: " + "; ".join(_added(verdicts)) + ".", ""]
-    parts.append("Outcomes in brackets are not counted: another row has the same number, or the statement that this is a cell of.")
+    parts.append(
+        "Outcomes in brackets are not counted: another row has the number, or the statement that this is a part of."
+    )
     return "\n".join(parts)
 
 
