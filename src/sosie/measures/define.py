@@ -72,17 +72,17 @@ class Measure:
     same: float | None  # the value of rows with themselves; None if it depends on the rows, or is infinite
     closer: Literal["up", "down"]
     invariant: frozenset[str]  # transformations of either side that leave the value unchanged
-    symmetric: bool
-    differentiable: bool
-    precise: bool  # needs float64 products, since it inverts covariances or is the root of a small difference
-    cost: str  # of a pair of sites, for n rows of p and q neurons
-    paper: str  # keys of `sosie.papers.PAPERS`, separated by commas
     summary: str  # the first line of the docstring
-    chance: str  # the value of unrelated rows, in words
-    few_rows: FewRows | None  # the failure when a side has more neurons than there are rows
-    paired: bool  # row i of x must belong to row i of y
-    same_width: bool  # both sides must have equally many neurons
-    needs: frozenset[str]  # what it reads beside x and y: "inputs", "labels"
+    symmetric: bool = True
+    differentiable: bool = True
+    precise: bool = False  # needs float64 products, since it inverts covariances or is the root of a small difference
+    cost: str = UNKNOWN  # of a pair of sites, for n rows of p and q neurons
+    paper: str = UNKNOWN  # keys of `sosie.papers.PAPERS`, separated by commas
+    chance: str = UNKNOWN  # the value of unrelated rows, in words
+    few_rows: FewRows | None = None  # the failure when a side has more neurons than there are rows
+    paired: bool = True  # row i of x must belong to row i of y
+    same_width: bool = False  # both sides must have equally many neurons
+    needs: frozenset[str] = frozenset()  # what it reads beside x and y: "inputs", "labels"
     by_chance: ByChance | None = None  # mean and spread by chance, from n and both ranks
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -201,57 +201,31 @@ def define(
     bounds: tuple[float | None, float | None],
     closer: Literal["up", "down"],
     invariant: Iterable[str],
-    paper: str = UNKNOWN,
-    cost: str = UNKNOWN,
-    chance: str = UNKNOWN,
     same: float | Literal["closest"] | None = "closest",
-    symmetric: bool = True,
-    differentiable: bool = True,
-    precise: bool = False,
-    few_rows: FewRows | None = None,
-    paired: bool = True,
-    same_width: bool = False,
     needs: Iterable[str] = (),
-    by_chance: ByChance | None = None,
+    **facts: Any,
 ) -> Callable[[Callable[..., Tensor]], Measure]:
-    """Register a function of a view as a measure under its own name, with its facts.
+    """Register a function of a view as a measure under its own name, with its facts, which are the fields of `Measure`.
 
     Invariances that follow from others need not be declared, nor the value of rows with themselves if it is the bound
-    on the side of `closer`: 1 for a cosine, 0 for a distance. The laws need `reads`, `bounds`, `closer` and
-    `invariant`; `chance`, `cost` and `paper` are for people, and may be left out of a measure of your own.
+    on the side of `closer`: 1 for a cosine, 0 for a distance. `chance`, `cost` and `paper` are for people, and may be
+    left out of a measure of your own.
     """
     unknown = set(invariant) - set(TRANSFORMATIONS)
     if unknown:
         raise ValueError(f"no transformation is called {sorted(unknown)}; there are {', '.join(TRANSFORMATIONS)}")
+    low, high = (None if bound is None else float(bound) for bound in bounds)
+    if same == "closest":
+        same = high if closer == "up" else low
+    every = frozenset(invariant).union(*(IMPLIED.get(name, set()) for name in invariant))
 
     def register(function: Callable[..., Tensor]) -> Measure:
-        name = function.__name__
+        name, summary = function.__name__, inspect.cleandoc(function.__doc__ or "").split("\n", 1)[0]
         if name in MEASURES:
             raise ValueError(f"a measure named {name!r} is already defined")
-        summary = inspect.cleandoc(function.__doc__ or "").split("\n", 1)[0]
-        low, high = (None if bound is None else float(bound) for bound in bounds)
-        closest = high if closer == "up" else low
-        MEASURES[name] = measure = Measure(
-            name=name,
-            function=function,
-            reads=reads,
-            bounds=(low, high),
-            same=closest if same == "closest" else same,
-            closer=closer,
-            invariant=frozenset(invariant).union(*(IMPLIED.get(name, set()) for name in invariant)),
-            symmetric=symmetric,
-            differentiable=differentiable,
-            precise=precise,
-            cost=cost,
-            paper=paper,
-            summary=summary,
-            chance=chance,
-            few_rows=few_rows,
-            paired=paired,
-            same_width=same_width,
-            needs=frozenset(needs),
-            by_chance=by_chance,
-        )
+        needed = frozenset(needs)
+        measure = Measure(name, function, reads, (low, high), same, closer, every, summary, needs=needed, **facts)
+        MEASURES[name] = measure
         return measure
 
     return register

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,19 +13,21 @@ from ..linalg import RANK_TOLERANCE, distances, double_centred, eigen, for_numpy
 from ..stats import Alignment, DebiasedAlignment, PairedRows, UncentredAlignment
 from .define import define
 
+# Facts that these measures share, unless a measure declares otherwise.
+of_grams = functools.partial(
+    define, bounds=(0, 1), closer="up", invariant={"rotation", "scale", "shift"}, few_rows="biased"
+)
+of_kernels = functools.partial(of_grams, reads=PairedRows, cost="n² (p + q)")
+
 
 def _cosine(a: Alignment) -> Tensor:
     return a.xy / (a.xx.sqrt() * a.yy.sqrt())
 
 
-@define(
+@of_grams(
     reads=Alignment,
-    bounds=(0, 1),
-    closer="up",
-    invariant={"rotation", "scale", "shift"},
     paper="kornblith2019",
     cost="n p q or n² (p + q)",
-    few_rows="biased",
     chance="about √(p q / ((n + p)(n + q)))",
 )
 def linear_cka(a: Alignment) -> Tensor:
@@ -35,11 +39,10 @@ def linear_cka(a: Alignment) -> Tensor:
     return _cosine(a)
 
 
-@define(
+@of_grams(
     reads=DebiasedAlignment,
     bounds=(-1, 1),
-    closer="up",
-    invariant={"rotation", "scale", "shift"},
+    few_rows=None,
     paper="song2012, szekely2014",
     cost="n p q or n b (p + q) for blocks of b rows",
     chance="0",
@@ -53,14 +56,11 @@ def debiased_cka(a: DebiasedAlignment) -> Tensor:
     return _cosine(a)
 
 
-@define(
+@of_grams(
     reads=UncentredAlignment,
-    bounds=(0, 1),
-    closer="up",
     invariant={"rotation", "scale"},
     paper="cristianini2001",
     cost="n p q or n² (p + q)",
-    few_rows="biased",
     chance="depends on the means",
 )
 def kernel_alignment(a: UncentredAlignment) -> Tensor:
@@ -68,16 +68,7 @@ def kernel_alignment(a: UncentredAlignment) -> Tensor:
     return _cosine(a)
 
 
-@define(
-    reads=PairedRows,
-    bounds=(0, 1),
-    closer="up",
-    invariant={"rotation", "scale", "shift"},
-    paper="kornblith2019",
-    cost="n² (p + q)",
-    few_rows="biased",
-    chance="above 0, towards 1 as p grows past n",
-)
+@of_kernels(paper="kornblith2019", chance="above 0, towards 1 as p grows past n")
 def rbf_cka(rows: PairedRows, bandwidth: float = 0.5) -> Tensor:
     """CKA with Gaussian kernels whose width is `bandwidth` times the median distance of the rows.
 
@@ -89,17 +80,13 @@ def rbf_cka(rows: PairedRows, bandwidth: float = 0.5) -> Tensor:
     return (k * l).sum() / (k.norm() * l.norm())
 
 
-@define(
-    reads=PairedRows,
+@of_kernels(
     bounds=(-1, 1),
-    closer="up",
-    invariant={"rotation", "scale", "shift"},
     differentiable=False,
     needs={"inputs"},
     paper="cui2022",
     cost="n² (p + q) + n³",
     chance="above 0, like linear CKA; positive=False: 0",
-    few_rows="biased",
 )
 def deconfounded_cka(rows: PairedRows, positive: bool = True) -> Tensor:
     """Linear CKA of the Gram matrices after regressing out that of the inputs.
@@ -118,15 +105,10 @@ def deconfounded_cka(rows: PairedRows, positive: bool = True) -> Tensor:
     return (f.T @ g).square().sum() / (f.square().sum(0).norm() * g.square().sum(0).norm())
 
 
-@define(
-    reads=PairedRows,
+@of_kernels(
     bounds=(-1, 1),
-    closer="up",
-    invariant={"rotation", "scale", "shift"},
     differentiable=False,
     paper="szekely2007, szekely2013",
-    cost="n² (p + q)",
-    few_rows="biased",
     chance="above 0, towards 1 as p grows past n; unbiased: 0",
 )
 def distance_correlation(rows: PairedRows, unbiased: bool = False) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,18 @@ from .shape import distance_from
 
 STEPS = 10**8  # of the network simplex, far beyond what the largest allowed problem takes
 
+# Facts that measures of matched neurons share, unless a measure declares otherwise.
+by_neurons = functools.partial(define, reads=Neurons, cost="n p q + p q min(p, q)", few_rows="biased")
+by_distance = functools.partial(
+    by_neurons, bounds=(0, 2), closer="down", invariant={"permutation", "scale", "shift"}, precise=True
+)
+by_correlation = functools.partial(
+    by_neurons, bounds=(-1, 1), closer="up", invariant={"permutation", "stretch", "shift"}, paper="li2015"
+)
 
-@define(
-    reads=Neurons,
-    bounds=(0, 2),
-    closer="down",
-    invariant={"permutation", "scale", "shift"},
-    precise=True,
-    paper="williams2021",
-    cost="n p q + p q min(p, q)",
-    few_rows="biased",
-    chance="below √2 by the best of many matches, at least about √(2 − 2 √(2 log p / n))",
+
+@by_distance(
+    paper="williams2021", chance="below √2 by the best of many matches, at least about √(2 − 2 √(2 log p / n))"
 )
 def permutation_procrustes_distance(neurons: Neurons) -> Tensor:
     """Distance after centring, scaling each side to unit norm, and the best one-to-one match of neurons.
@@ -36,17 +38,7 @@ def permutation_procrustes_distance(neurons: Neurons) -> Tensor:
     return distance_from(neurons.matched.sum() / (neurons.x.sum().sqrt() * neurons.y.sum().sqrt()))
 
 
-@define(
-    reads=Neurons,
-    bounds=(0, 2),
-    closer="down",
-    invariant={"permutation", "scale", "shift"},
-    precise=True,
-    paper="khosla2024",
-    cost="n p q + p q (p + q)",
-    few_rows="biased",
-    chance="below √2 by the best of many matches",
-)
+@by_distance(paper="khosla2024", cost="n p q + p q (p + q)", chance="below √2 by the best of many matches")
 def soft_match_distance(neurons: Neurons) -> Tensor:
     """Distance under the best transport of neurons to neurons, where all neurons of a side have equal weight.
 
@@ -79,16 +71,7 @@ def _transport(cost: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, n
     return np.asarray(plan)
 
 
-@define(
-    reads=Neurons,
-    bounds=(-1, 1),
-    closer="up",
-    invariant={"permutation", "stretch", "shift"},
-    paper="li2015",
-    cost="n p q + p q min(p, q)",
-    few_rows="biased",
-    chance="above 0, at most about √(2 log p / n)",
-)
+@by_correlation(chance="above 0, at most about √(2 log p / n)")
 def hard_correlation_match(neurons: Neurons) -> Tensor:
     """Mean correlation of neurons under the best one-to-one match, over as many as the narrower side has.
 
@@ -98,17 +81,7 @@ def hard_correlation_match(neurons: Neurons) -> Tensor:
     return neurons.matched_correlations.mean()
 
 
-@define(
-    reads=Neurons,
-    bounds=(-1, 1),
-    closer="up",
-    invariant={"permutation", "stretch", "shift"},
-    symmetric=False,
-    paper="li2015",
-    cost="n p q",
-    few_rows="biased",
-    chance="above 0, at most about √(2 log q / n)",
-)
+@by_correlation(symmetric=False, cost="n p q", chance="above 0, at most about √(2 log q / n)")
 def soft_correlation_match(neurons: Neurons) -> Tensor:
     """Correlation of each neuron of x with its most correlated neuron of y, averaged over the neurons of x.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -10,22 +12,21 @@ from .define import define
 
 # Linear CKA of the network without its activations
 
-CHANCE = "√(r s)/d for d inputs; 1/r = 1/d + Σ 1/width"
+of_maps = functools.partial(
+    define,
+    bounds=(0, 1),
+    closer="up",
+    paper="wcka2025, wang2022",
+    cost="d p q",
+    chance="√(r s)/d for d inputs; 1/r = 1/d + Σ 1/width",
+)
 
 
 def _cosine(maps: LinearMaps) -> Tensor:
     return maps.xy / (maps.xx.sqrt() * maps.yy.sqrt())
 
 
-@define(
-    reads=LinearMaps,
-    bounds=(0, 1),
-    closer="up",
-    invariant={"rotation", "scale", "shift"},
-    paper="wcka2025, wang2022",
-    cost="d p q",
-    chance=CHANCE,
-)
+@of_maps(reads=LinearMaps, invariant={"rotation", "scale", "shift"})
 def wcka(maps: LinearMaps) -> Tensor:
     """Linear CKA of weights: cosine of centred W Wᵀ, with W (d, p) the network from its input, without activations.
 
@@ -38,15 +39,7 @@ def wcka(maps: LinearMaps) -> Tensor:
     return _cosine(maps)
 
 
-@define(
-    reads=UncentredLinearMaps,
-    bounds=(0, 1),
-    closer="up",
-    invariant={"rotation", "scale"},
-    paper="wcka2025, wang2022",
-    cost="d p q",
-    chance=CHANCE,
-)
+@of_maps(reads=UncentredLinearMaps, invariant={"rotation", "scale"})
 def wcka_uncentred(maps: UncentredLinearMaps) -> Tensor:
     """Linear CKA of weights without centring: cosine of W Wᵀ, with W (d, p) the network without its activations.
 
@@ -56,6 +49,16 @@ def wcka_uncentred(maps: UncentredLinearMaps) -> Tensor:
 
 
 # Two tensors of weights of one shape, entry by entry or by their spectra
+
+of_tensors = functools.partial(define, reads=TensorPair, cost="d weights", same_width=True)
+by_spectrum = functools.partial(
+    of_tensors,
+    closer="down",
+    invariant={"rotation", "scale"},
+    cost="d min(p, d/p) for d weights of p neurons",
+    chance="near 0 for two random tensors: a spectrum does not say which neuron is which",
+    paired=False,
+)
 
 
 def _norms(pair: TensorPair) -> tuple[Tensor, Tensor]:
@@ -85,15 +88,12 @@ def _singular_values(side: Tensor, kept: dict[int, Tensor]) -> Tensor:
     return kept[id(side)]
 
 
-@define(
-    reads=TensorPair,
+@of_tensors(
     bounds=(-1, 1),
     closer="up",
     invariant={"scale"},
     paper="ilharco2023",
-    cost="d weights",
     chance="0, ±1/√d for d weights of mean 0; towards 1 where all weights have one sign, as scales of a norm do",
-    same_width=True,
 )
 def weight_cosine(pair: TensorPair) -> Tensor:
     """Cosine of the two weight tensors, entry by entry.
@@ -105,16 +105,7 @@ def weight_cosine(pair: TensorPair) -> Tensor:
     return ((pair.x / norm_x) * (pair.y / norm_y)).sum()
 
 
-@define(
-    reads=TensorPair,
-    bounds=(0, 2),
-    closer="down",
-    invariant=set(),
-    paper="neyshabur2020",
-    cost="d weights",
-    chance="√2 for weights of mean 0",
-    same_width=True,
-)
+@of_tensors(bounds=(0, 2), closer="down", invariant=set(), paper="neyshabur2020", chance="√2 for weights of mean 0")
 def weight_distance(pair: TensorPair) -> Tensor:
     """Distance of the two tensors over their mean size: ‖X − Y‖ / √((‖X‖² + ‖Y‖²) / 2).
 
@@ -127,17 +118,7 @@ def weight_distance(pair: TensorPair) -> Tensor:
     return ((pair.x - pair.y) / size).norm()
 
 
-@define(
-    reads=TensorPair,
-    bounds=(0, None),
-    closer="down",
-    invariant={"rotation", "scale"},
-    paper="rudelson2007",
-    cost="d min(p, d/p) for d weights of p neurons",
-    chance="near 0 for two random tensors: a spectrum does not say which neuron is which",
-    paired=False,
-    same_width=True,
-)
+@by_spectrum(bounds=(0, None), paper="rudelson2007")
 def stable_rank_difference(pair: TensorPair) -> Tensor:
     """Difference of the stable ranks ‖W‖² / σ₁² of the two matrices (neurons, all else).
 
@@ -147,17 +128,7 @@ def stable_rank_difference(pair: TensorPair) -> Tensor:
     return (x[0] ** -2 - y[0] ** -2).abs()
 
 
-@define(
-    reads=TensorPair,
-    bounds=(0, 2**0.5),
-    closer="down",
-    invariant={"rotation", "scale"},
-    paper="mirsky1960",
-    cost="d min(p, d/p) for d weights of p neurons",
-    chance="near 0 for two random tensors: a spectrum does not say which neuron is which",
-    paired=False,
-    same_width=True,
-)
+@by_spectrum(bounds=(0, 2**0.5), paper="mirsky1960")
 def spectrum_distance(pair: TensorPair) -> Tensor:
     """Distance of the sorted singular values of the two matrices (neurons, all else), each side of unit norm.
 
