@@ -97,7 +97,7 @@ def test_texts_and_labels_of_the_library(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_column_has_to_be_named_if_several_may_be_meant(monkeypatch: pytest.MonkeyPatch) -> None:
     library(monkeypatch, Rows({"a": TEXTS, "b": TEXTS}, {"a": Value("string"), "b": Value("string")}))
-    with pytest.raises(ValueError, match=r"which column is the input\? datasets:name\(column='…'\)"):
+    with pytest.raises(ValueError, match=r"which column\? datasets:name\(column='…'\)"):
         open_data("datasets:name")
     assert list(open_data("datasets:name(column='b')", batch=5)) == [TEXTS], "without labels"
     whole = {"text": Value("string"), "label": Value("int64")}

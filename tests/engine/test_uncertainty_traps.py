@@ -83,7 +83,7 @@ def test_merged_statistics_keep_their_measures(tmp_path) -> None:  # type: ignor
     path = str(tmp_path / "part.safetensors")
     sosie.compare({"a": x}, {"b": x}, resume=path)
     assert sosie.compare(path).matrix()[0, 0] == pytest.approx(1)
-    with pytest.raises(ValueError, match="merged as they were collected"):
+    with pytest.raises(ValueError, match="when these statistics were collected"):
         sosie.compare(path, measures="rsa")
-    with pytest.raises(ValueError, match="merged as they were collected"):
+    with pytest.raises(ValueError, match="when these statistics were collected"):
         sosie.compare(path, null="permutation")

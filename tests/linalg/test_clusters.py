@@ -76,5 +76,5 @@ def test_what_is_wrong_is_said() -> None:
         cluster(torch.tensor([[1.0, 0.1], [0.7, 1.0]]), 1)
     with pytest.raises(ValueError, match="each of 3 items has 2 others"):
         most_similar(torch.ones(3, 3), 3)
-    with pytest.raises(ValueError, match="one label per item"):
+    with pytest.raises(ValueError, match="need a label for each item"):
         adjusted_rand_index(torch.zeros(3), torch.zeros(4))

@@ -254,7 +254,7 @@ def test_options_come_from_the_file_and_stated_ones_win(tmp_path: Path) -> None:
     save_file(model.state_dict(), file)
     opened = open_model(f"dynamic_vit@{file}").model
     assert (opened.keep, opened.stages, opened.rule, opened.gamma, opened.heads) == (0.6, (1, 3), "cka", 0.25, 3)
-    with pytest.raises(ValueError, match=r"the similarity of tokens: call sosie\.train\.calibrate_tokens"):
+    with pytest.raises(ValueError, match=r"the similarity of tokens: sosie\.train\.calibrate_tokens"):
         opened(images())
     calibrate_tokens(model, images(20, seed=1))
     save_file(model.state_dict(), file)

@@ -228,7 +228,7 @@ def test_what_is_wrong_is_said() -> None:
     with pytest.raises(ValueError, match="simulate cannot train with clip=1"):
         simulate(make, clients, "fedavg", **{**WAY, "recipe": replace(RECIPE, clip=1.0)})
     plain = lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double()  # noqa: E731
-    with pytest.raises(ValueError, match="only a model made of atoms"):
+    with pytest.raises(ValueError, match="only models made of atoms"):
         simulate(plain, clients, "atoms", **WAY)
     with pytest.raises(ValueError, match="labels go up to 2, but the model answers 2 classes: make it with at least 3"):
         simulate(lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 2)).double(), clients, "fedavg", **WAY)

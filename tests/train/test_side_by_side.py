@@ -174,5 +174,5 @@ def test_the_table_of_rates_is_the_schedule(name: str) -> None:
 
 
 def test_a_schedule_that_moves_the_momentum_cannot_be_recorded() -> None:
-    with pytest.raises(ValueError, match="moves the momentum"):
+    with pytest.raises(ValueError, match="move the momentum"):
         Recipe(epochs=20, optimiser="sgd").rates(1)

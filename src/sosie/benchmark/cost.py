@@ -193,9 +193,7 @@ def _atoms(a: nn.Module, b: nn.Module) -> list[tuple[Tensor, Tensor]]:
     """The atoms (m, height × width) of each layer of both models, on the CPU."""
     layers = _common_layers(a, b)
     if not layers:
-        raise ValueError(
-            "the models do not have the same layers of atoms: alexnet(atoms=9) has some, decompose(model, m) makes them"
-        )
+        raise ValueError("the models need the same layers of atoms: alexnet(atoms=9) has some, decompose makes them")
     pairs = []
     for name in layers:
         x, y = (atom_layers(model)[name].atoms.detach().cpu() for model in (a, b))

@@ -114,9 +114,7 @@ class Store:
         if path.exists():
             before = _read(path)["settings"]
             if different := [key for key in settings if before.get(key) != settings[key]]:
-                raise ValueError(
-                    f"{self.folder} holds a different benchmark ({', '.join(different)} differ): name another folder"
-                )
+                raise ValueError(f"{self.folder} holds another benchmark ({', '.join(different)}): name another folder")
         _write(path, {"settings": settings})
 
     def json(self, name: str, make: Callable[[], dict[str, Any]], *, made_of: str = "") -> dict[str, Any]:

@@ -36,9 +36,7 @@ def count_inputs(batch: Any) -> int:
     (first, count), *others = lengths
     for name, length in others:
         if length != count:
-            raise ValueError(
-                f"all parts of a batch need the same length: {first} has {count} rows, {name} has {length}"
-            )
+            raise ValueError(f"all parts of a batch need one length: {first} has {count} rows, {name} has {length}")
     return count
 
 

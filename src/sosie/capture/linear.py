@@ -406,13 +406,9 @@ def linearised(
         if not isinstance(activation, LinearPart):
             raise NotLinear(f"site {site.label!r} does not depend on the input")
         if activation.broken is not None:
-            raise NotLinear(
-                f"site {site.label!r} is not a linear map of the input: {activation.broken}. Name sites before that"
-            )
+            raise NotLinear(f"site {site.label!r} is not linear in the input: {activation.broken}. Name earlier sites")
         if not activation.dim() or activation.shape[0] != run.count:
-            raise NotLinear(
-                f"site {site.label!r} gives {tuple(activation.shape)} for {run.count} inputs: not one row per input"
-            )
+            raise NotLinear(f"site {site.label!r} gives {tuple(activation.shape)}, not a row for each of {run.count}")
         rows = activation.part.reshape(run.count, -1)
         if not bool(torch.isfinite(rows).all()):
             raise NotLinear(f"site {site.label!r}: the product of the weights up to here exceeds the range of float64")

@@ -136,9 +136,7 @@ def _evaluate(model: nn.Module, modules: Iterable[nn.Module], parameters: Iterab
         raise ValueError(f"{name} is on the meta device, which holds no numbers: load the weights first")
     for module in modules:
         if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
-            raise ValueError(
-                f"a {type(module).__name__} of the model has no weights yet: run one batch through the model first"
-            )
+            raise ValueError(f"a {type(module).__name__} has no weights yet: run one batch through the model first")
     if any(module.training for module in modules):
         try:
             model.eval()

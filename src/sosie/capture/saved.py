@@ -60,9 +60,7 @@ def _explained(path: Path) -> Iterator[None]:
     except DamagedFile:
         raise
     except (*_FAULTS, ValueError, OSError, RuntimeError, SyntaxError) as error:
-        raise DamagedFile(
-            f"{path} is not a whole .npz file ({error}); was it cut off or changed? Save it again"
-        ) from error
+        raise DamagedFile(f"{path} is not a whole .npz file ({error}): was it cut off? Save it again") from error
 
 
 def _npz_entry(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> StoredArray:

@@ -139,9 +139,7 @@ class FirstInputs:
             batch = dict(batch) if isinstance(batch, Mapping) else batch
             counts = [len(part) for part in tree_leaves(batch) if isinstance(part, Tensor) and part.dim()]
             if not counts:
-                raise TypeError(
-                    f"cannot cut batches of {type(batch).__name__} that hold no tensor: max_rows is up to the factory"
-                )
+                raise TypeError(f"cannot cut batches of {type(batch).__name__} without a tensor: do so in the factory")
             count = counts[0]
             yield batch if count <= left else tree_map(partial(_first, count=count, max_rows=left), batch)
             left -= count

@@ -130,9 +130,7 @@ def _main_column(name: str, kinds: dict[str, str]) -> str:
     named = [column for column in _TEXT_COLUMNS if column in candidates]
     if len(candidates) == 1 or named:
         return (named or candidates)[0]
-    raise ValueError(
-        f"datasets:{name}: which column is the input? datasets:{name}(column='…'); it has {_described(kinds)}"
-    )
+    raise ValueError(f"datasets:{name}: which column? datasets:{name}(column='…'); it has {_described(kinds)}")
 
 
 def _described(kinds: dict[str, str]) -> str:

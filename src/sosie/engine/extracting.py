@@ -147,9 +147,7 @@ def _stored(rows: Tensor, dtype: torch.dtype | None, label: str) -> Tensor:
     numbers = rows.to("cpu", dtype or rows.dtype)
     if not bool(torch.isfinite(numbers).all()):
         if not bool(torch.isfinite(rows).all()):
-            raise ValueError(
-                f"{label}: activations are NaN or infinite. Check the input's normalisation and the weights"
-            )
+            raise ValueError(f"{label}: activations are NaN or infinite. Check the normalisation and the weights")
         most = float(rows.abs().max())
         raise ValueError(f"{label}: {most:.3g} is too large for {numbers.dtype}; use dtype='bfloat16' or 'float32'")
     return numbers

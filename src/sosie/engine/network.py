@@ -398,9 +398,7 @@ class SavedActivations:
     def read(self, chunk: Chunk, sink: Sink) -> list[Any]:
         stop = chunk.start + chunk.count
         if stop > self.saved.n:
-            raise ValueError(
-                f"need paired rows: {self.name} has {self.saved.n} saved, but the data goes on to input {stop}"
-            )
+            raise ValueError(f"need paired rows: {self.name} has {self.saved.n} saved, but the data goes on to {stop}")
         values = []
         for site in self._sites:
             rows = self.saved.rows(site.label, chunk.start, stop, rule=self.rows)

@@ -184,9 +184,7 @@ def _of_weights(chosen: Measure, x: Any, y: Any) -> float:
             view = linear_maps(a, b.to(a.device), chosen.reads)
             for label, size, matrix in (("x", view.xx, a), ("y", view.yy, b)):
                 if vanishes(float(size.sqrt()), float(matrix.square().sum() / matrix.abs().max() ** 2)):
-                    raise ValueError(
-                        f"{label} is the same for each of its {len(matrix)} inputs: nothing is left to compare"
-                    )
+                    raise ValueError(f"{label} is the same for all {len(matrix)} inputs: nothing is left to compare")
             return float(snap_to_bounds(chosen(view), chosen))
         a, b = _real_numbers(x, "x")[0], _real_numbers(y, "y")[0]
         if chosen.reads is Atoms:
@@ -206,13 +204,9 @@ def _of_weights(chosen: Measure, x: Any, y: Any) -> float:
 def _atoms(chosen: Measure, a: Tensor, b: Tensor) -> Atoms:
     for label, side in (("x", a), ("y", b)):
         if side.ndim not in (2, 3) or not side.numel():
-            raise ValueError(
-                f"{label}: atoms are (number, height, width), or (number, entries); got {tuple(side.shape)}"
-            )
+            raise ValueError(f"{label}: atoms are (number, height, width) or (number, entries): {tuple(side.shape)}")
     if a.shape != b.shape:
-        raise ValueError(
-            f"{chosen.name} needs equally many atoms of one size, got {tuple(a.shape)} and {tuple(b.shape)}"
-        )
+        raise ValueError(f"{chosen.name} needs equally many atoms of one size, got {tuple(a.shape)}, {tuple(b.shape)}")
     return Atoms(a.flatten(1)[None], b.to(a.device).flatten(1)[None])
 
 
@@ -224,9 +218,7 @@ def _map(values: Any, label: str) -> Tensor:
     factors = [_real_numbers(factor, label)[0] for factor in values]
     for factor in factors:
         if factor.dim() != 2 or not factor.numel():
-            raise ValueError(
-                f"{label}: a map is (inputs, outputs), or a list of such factors; got {tuple(factor.shape)}"
-            )
+            raise ValueError(f"{label}: a map is (inputs, outputs), or a list of such: got {tuple(factor.shape)}")
     try:
         product = chain_products(factors)[-1]
     except ValueError as error:

@@ -201,9 +201,7 @@ class Labels:
         if isinstance(self.given, Tensor):
             stop = chunk.start + chunk.count
             if stop > len(self.given):
-                raise ValueError(
-                    f"need a label for each input: {len(self.given)} labels, but the data goes on to {stop}"
-                )
+                raise ValueError(f"need a label per input: {len(self.given)} labels, but the data goes on to {stop}")
             return self.given[chunk.start : stop]
         if self.given is None:
             return labels_of(chunk.batch)

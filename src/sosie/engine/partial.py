@@ -154,9 +154,7 @@ class Partial:
                     "each part of the data begins: sosie.data.DataPart(data, first_row=…)"
                 )
         if self.made_with.get("data") and self.made_with["data"] == other.made_with.get("data"):
-            raise ValueError(
-                "these statistics begin with the same input: is one part there twice? (see sosie.data.DataPart)"
-            )
+            raise ValueError("these statistics begin with the same input: is a part there twice? (sosie.data.DataPart)")
         return replace(
             self,
             statistics={
@@ -291,9 +289,7 @@ def _both(one: Sample | None, other: Sample | None) -> Sample | None:
 def finish_files(paths: Sequence[str | os.PathLike[str]], provenance: dict[str, Any], **options: Any) -> Comparison:
     """The values of saved statistics of several parts of the data, merged in the order of the paths."""
     if any(value not in (None, False) for value in options.values()):
-        raise ValueError(
-            "saved statistics are merged as they were collected: choose measures, null and interval when collecting"
-        )
+        raise ValueError("measures, null and interval were set when these statistics were collected: leave them out")
     first, *rest = (Partial.load(path) for path in paths)
     try:
         for other in rest:

@@ -47,9 +47,7 @@ class Stream:
         if not (data is None or (isinstance(data, DataPart) and data.data is None)):
             return cls.reading(data, max_rows)
         if any(isinstance(source, Network) for source in sources):
-            raise TypeError(
-                "comparing models needs data: compare(model_a, model_b, data), or --data on the command line"
-            )
+            raise TypeError("comparing models needs data: compare(model_a, model_b, data); --data on the command line")
         counts = {source.name: source.count for source in sources}
         if len(set(counts.values())) > 1:
             raise ValueError(f"need paired rows, got {listed(f'{n} in {name}' for name, n in counts.items())}")

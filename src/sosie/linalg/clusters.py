@@ -66,9 +66,7 @@ def adjusted_rand_index(labels: Tensor, others: Tensor) -> float:
     Hubert and Arabie 1985. Two groupings that are both one group, or both groups of one item, have 1.
     """
     if labels.shape != others.shape or labels.ndim != 1 or not len(labels):
-        raise ValueError(
-            f"need one label per item in both groupings, got {tuple(labels.shape)} and {tuple(others.shape)}"
-        )
+        raise ValueError(f"need a label for each item in both, got {tuple(labels.shape)} and {tuple(others.shape)}")
     a, b = (side.cpu().unique(return_inverse=True)[1] for side in (labels, others))
     width = int(b.max()) + 1
     table = (a * width + b).bincount(minlength=(int(a.max()) + 1) * width).view(-1, width)

@@ -62,9 +62,7 @@ def _transport(cost: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, n
     try:
         import ot
     except ImportError as error:
-        raise ImportError(
-            f"soft_match_distance of unequal widths ({p} and {q}) needs POT: pip install 'sosie[transport]'"
-        ) from error
+        raise ImportError(f"soft_match_distance of {p} and {q} neurons: pip install 'sosie[transport]'") from error
     plan, log = ot.emd(np.full(p, 1 / p), np.full(q, 1 / q), np.ascontiguousarray(cost), numItermax=STEPS, log=True)
     if log["warning"] is not None:
         raise ValueError(f"soft_match_distance found no optimal transport of {p} to {q} neurons: {log['warning']}")
@@ -120,9 +118,7 @@ def _row_coordinates(rows: Tensor) -> tuple[Tensor, Tensor]:
     rows = rows.detach().double()
     lengths = rows.norm(dim=1)
     if not bool((lengths > 0).all()):
-        raise ValueError(
-            f"aligned_cosine compares directions, but {int((lengths == 0).sum())} of {len(rows)} rows are all zero"
-        )
+        raise ValueError(f"aligned_cosine: {int((lengths == 0).sum())} of {len(rows)} rows are zero, without direction")
     if rows.shape[1] > len(rows):
         rows = torch.linalg.qr(rows.T, mode="r").R.T
     return rows, lengths

@@ -149,9 +149,7 @@ def row_lengths(rows: Tensor) -> Tensor:
     """(n,): the lengths of the rows, which must not be 0."""
     lengths = rows.norm(dim=1)
     if not bool((lengths > 0).all()):
-        raise ValueError(
-            f"cosines need rows that have a direction, but {int((lengths == 0).sum())} of {len(rows)} rows are all zero"
-        )
+        raise ValueError(f"cosines need directions, but {int((lengths == 0).sum())} of {len(rows)} rows are all zero")
     return lengths
 
 

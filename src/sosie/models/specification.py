@@ -483,9 +483,7 @@ def _open_library(library: str, rest: str, seed: int, head: bool) -> tuple[nn.Mo
     stated = options.pop("normalise", None)
     if refused := options.keys() & {"weights", "pretrained", "checkpoint_path"}:
         plain = f"{library}:{name}"
-        raise ValueError(
-            f"{plain}: weights are not an option ({min(refused)}): write {plain}@{LIBRARY_WEIGHTS} or @file"
-        )
+        raise ValueError(f"weights are named as {plain}@{LIBRARY_WEIGHTS} or @file, not by the option {min(refused)}")
     pretrained = weights == LIBRARY_WEIGHTS
     with seeded(seed):
         open_library = open_torchvision if library == "torchvision" else open_timm

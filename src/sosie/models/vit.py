@@ -330,9 +330,7 @@ class DynamicViT(VisionTransformer):
         positive(self.keep, "keep", most=1, why="the share of tokens that each stage keeps")
         one_of(self.rule, "rule", TOKEN_RULES)
         if not math.isfinite(self.gamma):
-            raise ValueError(
-                f"gamma must be a finite number, got {self.gamma!r}: it weighs similarity against probability"
-            )
+            raise ValueError(f"gamma, the weight of similarity against probability, must be finite, got {self.gamma!r}")
         if not min(self.counts.values()):
             raise ValueError(
                 f"keep={self.keep} leaves none of {self.patch_count} patches after {len(self.stages)} stages: "
@@ -392,9 +390,7 @@ class DynamicViT(VisionTransformer):
         if self.rule == "eq13":
             return eq13(log_probability.exp(), patches)
         if not self.calibrated_on:
-            raise ValueError(
-                "rule='cka' needs the similarity of tokens: call sosie.train.calibrate_tokens(model, images)"
-            )
+            raise ValueError("rule='cka' needs the similarity of tokens: sosie.train.calibrate_tokens(model, images)")
         likeness = self.likeness[self.stages.index(stage)]
         return log_probability.exp() - self.gamma * likeness[positions]
 

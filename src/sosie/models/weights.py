@@ -144,9 +144,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
     except SafetensorError as error:
         size = path.stat().st_size
-        raise DamagedFile(
-            f"{path} ({size:,} bytes) is not a whole safetensors file ({error}); was it cut off?"
-        ) from error
+        raise DamagedFile(f"{path} ({size:,} bytes) is not a whole safetensors file ({error})") from error
 
 
 def _read_torch(path: Path) -> Any:

@@ -324,9 +324,7 @@ class Comparison(Result):
         try:
             import xarray
         except ImportError as error:
-            raise ImportError(
-                "to_xarray() needs xarray: pip install 'sosie[xarray]'; matrix() works without"
-            ) from error
+            raise ImportError("to_xarray() needs xarray: pip install 'sosie[xarray]'; matrix() does not") from error
         dims = ("site_a", "site_b")
         variables = {}
         for name, values in self.values.items():

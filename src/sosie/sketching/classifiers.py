@@ -91,9 +91,7 @@ class Classifiers:
                 if labels is None:
                     raise ValueError("these data have no labels: give batches of (inputs, labels)")
                 if unknown := sorted(set(labels.tolist()) - set(known)):
-                    raise ValueError(
-                        f"these data have classes that the {len(known)} of the sketch do not include: {listed(unknown)}"
-                    )
+                    raise ValueError(f"these data have classes that are not in the sketch: {listed(unknown)}")
                 inputs += chunk.count
                 for site, score in scores.items():
                     correct[site] += (score.argmax(1) == labels.to(score.device)).sum()
@@ -128,9 +126,7 @@ class Classifiers:
         chosen = list(self.sites) if sites is None else [sites] if isinstance(sites, str) else list(sites)
         unknown = [label for label in chosen if label not in self.sites]
         if unknown or not chosen:
-            raise ValueError(
-                f"no classifier was fitted for {', '.join(unknown) or 'no site'}: choose from {', '.join(self.sites)}"
-            )
+            raise ValueError(f"no classifier for {', '.join(unknown) or 'no site'}; there are {', '.join(self.sites)}")
         rule = self.sketch.rows_rule
         if rows is None and rule not in RULES:
             raise ValueError(f"the sketch made its rows by a function, {rule}: pass it as rows=")

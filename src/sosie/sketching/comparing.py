@@ -108,9 +108,7 @@ def compare_unpaired(
     check_seed(seed)
     if a.exact or b.exact or a.size != b.size:
         sizes = " and ".join("one that kept every row" if k.exact else str(k.size) for k in (a, b))
-        raise ValueError(
-            f"without common rows only sketches of one size can be compared, got {sizes}; make both with the same size"
-        )
+        raise ValueError(f"sketches without common rows must have one size, got {sizes}: make both with the same size")
     if debiased := [m.name for m in chosen if m.reads is DebiasedAlignment]:
         raise ValueError(f"{', '.join(debiased)}: needs common rows; take linear_cka, which has a chance level")
     if a is not b:

@@ -113,9 +113,7 @@ def _pull_at_log_variance(
     if isinstance(answer, Mapping) and {"mean", "log_variance"} <= set(answer):
         answer = (answer["mean"], answer["log_variance"])
     if not (isinstance(answer, Sequence) and len(answer) == 2 and all(isinstance(part, Tensor) for part in answer)):
-        raise ValueError(
-            "output='gaussian' needs a model that returns (mean, log_variance), or a dict with both: " + _FIXED
-        )
+        raise ValueError("output='gaussian' needs a model that returns (mean, log_variance) or such a dict: " + _FIXED)
     mean, log_variance = answer
     if check and (log_variance.shape != mean.shape or len(mean) != count_inputs(batch)):
         raise ValueError(

@@ -207,9 +207,7 @@ class Scores:
 def scores_of(site: SiteSketch, n: int, *, exact: bool, label: str) -> Scores:
     """The scores of one site from the sketch of its n rows, which holds all of them if `exact`."""
     if site.pairs is None or site.fourth is None or site.trace is None:
-        raise ValueError(
-            f"{label}: this sketch has no gradients, which transfer scores need; make it with kernels='hadamard'"
-        )
+        raise ValueError(f"{label}: no gradients, which transfer scores need: make the sketch with kernels='hadamard'")
     trace, fourth = float(site.trace), float(site.fourth)
     columns = sampled = folded = None
     if exact and site.features is not None and site.gradients is not None:

@@ -328,9 +328,7 @@ class Sketch:
         """The sketch of all rows of both, equal to that from one pass over them; on the device of this one."""
         ours, theirs = self._settings(), other._settings()
         if odd := next((name for name in ours if ours[name] != theirs.get(name)), None):
-            raise ValueError(
-                f"only sketches of one model, made alike, can be merged: {odd} is {ours[odd]!r} and {theirs[odd]!r}"
-            )
+            raise ValueError(f"only sketches of one model, made alike, merge: {odd}: {ours[odd]!r} and {theirs[odd]!r}")
         spans, other = self.spans.merge(other.spans), other.to(self.device)
         order = self.spans.order(other.spans).to(self.device) if self.exact else None
         sums: dict[str, Any] = {}

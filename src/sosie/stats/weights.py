@@ -108,9 +108,7 @@ class AtomTable:
         for name, other in shapes.items():
             if odd := next((layer for layer in {**layout, **other} if layout.get(layer) != other.get(layer)), None):
                 a, b = (side.get(odd, "no such layer") for side in (layout, other))
-                raise ValueError(
-                    f"{odd}: {first} has atoms of {a}, {name} of {b}; atoms (number, height, width) must have one shape"
-                )
+                raise ValueError(f"{odd}: {first} has atoms of {a}, {name} of {b}; need one (number, height, width)")
         stacked = {layer: torch.stack([atoms[layer].detach() for atoms in named.values()]) for layer in layout}
         return AtomTable.stacked(stacked, tuple(named), dtype)
 

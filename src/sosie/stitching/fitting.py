@@ -231,9 +231,7 @@ class Stitch:
         for model, form in ((lower, joint.source), (upper, joint.target)):
             site = model.cut.site
             if Form.of(site) != form:
-                raise ValueError(
-                    f"at {site.label!r} {model.name} has {Form.of(site)}, but the joint was made for {form}"
-                )
+                raise ValueError(f"{model.name} has {Form.of(site)} at {site.label!r}, but the joint is for {form}")
         like = next(upper.model.parameters(), joint.weight)
         joint.to(like.device, like.dtype)
         return Stitch(StitchedNetwork(lower, joint, upper), about["fit"], about["report"], about["n"], about["history"])
@@ -600,9 +598,7 @@ def _cut_as_saved(model: CutModel, side: str, record: dict[str, Any], batch: Any
     """Cut a model at the site in the file, if it is the model that was stitched; `batch` or `example` to try it on."""
     name = f"model {side.upper()}"
     if digest_of(model.model.state_dict()) != record["digest"]:
-        raise ValueError(
-            f"{name} is not the one that was stitched ({record['name']}): its weights differ, so the joint does not fit"
-        )
+        raise ValueError(f"{name} is not the model that was stitched ({record['name']}): its weights differ")
     before = record["prepared"]
     if (model.prepare is None) != (before is None):
         how = f"was prepared by {before}: give prepare_{side}=" if before else "was not prepared"

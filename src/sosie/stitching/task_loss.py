@@ -343,9 +343,7 @@ class JointTrainer:
                 )
         elif any(task.targets == "labels" for task in tasks):
             if cache.labels is None:
-                raise ValueError(
-                    "targets='labels' needs data with whole-numbered labels: give (x, y) batches, or targets='soft'"
-                )
+                raise ValueError("targets='labels' needs (x, y) batches with whole-numbered y; targets='soft' does not")
             low, high, classes = int(cache.labels.min()), int(cache.labels.max()), cache.soft.shape[1]
             if low < 0 or high >= classes:
                 raise ValueError(
@@ -353,9 +351,7 @@ class JointTrainer:
                     "use targets='soft'"
                 )
         if inputs is self.inputs and cache.n < HELD_OUT and any(t.patience and t.validation is None for t in tasks):
-            raise ValueError(
-                f"patience holds out a tenth of the inputs, and there are fewer than {HELD_OUT}: give validation="
-            )
+            raise ValueError(f"patience holds out a tenth of the inputs, fewer than {HELD_OUT} here: give validation=")
         return cache
 
     def _train(

@@ -50,9 +50,7 @@ def features(
             for part in parts:
                 answer = model(floats(part, prepare))
                 if len(answers) == 1 and not (answer.shape == answers[0].shape and torch.equal(answer, answers[0])):
-                    raise ValueError(
-                        f"the model's answer is not that of its linear layer {name!r}: head= names the last layer"
-                    )
+                    raise ValueError(f"the model's answer is not that of {name!r}: head= names its last linear layer")
     finally:
         handle.remove()
     if len(answers) != len(parts):

@@ -236,9 +236,7 @@ class ActivationHooks:
             tensor, version = saved
             if tensor._version != version:
                 overwritten.add(key)
-                raise SiteError(
-                    f"{name} was changed in place after penalty() had read it, so its gradient is lost; {AGAIN}"
-                )
+                raise SiteError(f"{name} was changed in place after penalty() read it: its gradient is lost; {AGAIN}")
             return tensor
 
         return torch.autograd.graph.saved_tensors_hooks(lambda tensor: (tensor, tensor._version), unpack)
@@ -319,9 +317,7 @@ class ActivationHooks:
                 "checkpoint with use_reentrant=False"
             )
         if not recorded.shape or recorded.shape[0] != self.count:
-            raise SiteError(
-                f"{where} has shape {recorded.shape} for {self.count} inputs: the first dimension must count inputs"
-            )
+            raise SiteError(f"{where} has shape {recorded.shape}: the first dimension must count {self.count} inputs")
         if self._rows is not None and self.count < self._rows:
             raise ValueError(
                 f"a batch of {self.count} inputs is smaller than rows={self._rows}: take fewer rows, or leave out the "
@@ -338,8 +334,6 @@ class ActivationHooks:
             if call > called[k]
         ]
         if silent:
-            raise SilentSite(
-                f"sites that never fired: {', '.join(silent)}; name a module that the forward calls{COMPILED}"
-            )
+            raise SilentSite(f"sites that never fired: {', '.join(silent)}; name modules that are called{COMPILED}")
         if all(recorded.kept is None for recorded in outputs):
             raise SilentSite(f"none of the sites gave an activation: name others{COMPILED}")

@@ -180,9 +180,7 @@ class Training(AbstractContextManager["Training"]):
     ) -> None:
         check_data(images, labels)
         if masks is not None and not hasattr(masks, "hold"):
-            raise TypeError(
-                f"masks={masks!r}: give the masks themselves, such as random_masks(model, 0.9), or a Regrow"
-            )
+            raise TypeError(f"masks={masks!r}: give masks, such as random_masks(model, 0.9), or a Regrow")
         if recipe.mixed:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model, self.images, self.labels, self.recipe = model, images, labels, recipe

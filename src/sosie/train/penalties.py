@@ -327,9 +327,7 @@ class Penalty(Attached):
             for label, value in (self.target or {}).items():
                 if not isinstance(value, Tensor) or not value.dim() or len(value) != hooks.count:
                     got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                    raise ValueError(
-                        f"the target's activation at {label!r} is {got} for a batch of {hooks.count} inputs"
-                    )
+                    raise ValueError(f"the target at {label!r} is {got} for a batch of {hooks.count} inputs")
                 activations[Site(label, label, 1, tuple(value.shape[1:]), value.dim() < 4)] = value.detach()
         sink = self._sink or (lambda value: value)
         return [SiteValue(site, False, sink(value[: self.rows]), site.label) for site, value in activations.items()]

@@ -109,9 +109,7 @@ class Recipe:
         """Raise if one of these fields, which `who` does not support, is not at its default."""
         defaults = {field.name: field.default for field in fields(self)}
         if changed := [name for name in names if getattr(self, name) != defaults[name]]:
-            raise ValueError(
-                f"{who} cannot train with {changed[0]}={getattr(self, changed[0])!r}: leave it out, or fit"
-            )
+            raise ValueError(f"{who} cannot train with {changed[0]}={getattr(self, changed[0])!r}: use fit for that")
 
     def steps(self, count: int) -> int:
         """The number of steps of an epoch over `count` images; the last batch may be short."""
@@ -156,9 +154,7 @@ class Recipe:
     def rates(self, an_epoch: int) -> Tensor:
         """The rate of every step in advance, for steps that are recorded."""
         if self.schedule == "one_cycle" and self.momentum > 0:
-            raise ValueError(
-                "the one-cycle schedule moves the momentum too, which recorded steps cannot: use 'cosine' or 'constant'"
-            )
+            raise ValueError("recorded steps cannot move the momentum, as the one-cycle schedule does: use 'cosine'")
         stepper = torch.optim.SGD([torch.zeros(1, requires_grad=True)], self.rate)
         plan = self.make_schedule(stepper, an_epoch)
         rates = torch.empty(self.epochs * an_epoch)

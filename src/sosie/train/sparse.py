@@ -461,9 +461,7 @@ def pruned_masks(
                 )
             kept = _mask(each).movedim(int(transposed), 0).flatten(1).any(1)
             if not kept_of(len(kept), sparsity):
-                raise ValueError(
-                    f"sparsity {sparsity} leaves none of the {len(kept)} channels of {name!r}: name it in dense"
-                )
+                raise ValueError(f"sparsity {sparsity} leaves no channel of {name!r} ({len(kept)}): name it in dense")
             amount = _further(kept, sparsity, f"channels of {name!r}")
             prune.ln_structured(each, "weight", amount, n=1, dim=int(transposed))
     return new_masks(layers, {name: _mask(each) for name, each in bare.items()})

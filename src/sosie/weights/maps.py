@@ -72,9 +72,7 @@ def compare_maps(
     for network in networks:
         chain = _chain(network)
         if chain is not None and input_shape is not None and math.prod(input_shape) != chain.entries:
-            raise ValueError(
-                f"{network.name} takes {chain.entries} numbers, which is not input_shape {_by(input_shape)}"
-            )
+            raise ValueError(f"{network.name} takes {chain.entries} numbers, not input_shape {_by(input_shape)}")
         maps.append(chain or look(network, input_shape))
     if len({linear.entries for linear in maps}) > 1:
         sizes = listed((f"{linear.side.name} takes {_by(linear.shape)}" for linear in maps), 6)

@@ -173,9 +173,7 @@ class Fingerprint:
         self.check_comparable(other)
         if exact:
             if kind != "cka" or self.exact is None or other.exact is None:
-                raise NotComparable(
-                    f"exact=True needs kind 'cka' (got {kind!r}) and whole vectors in both; the short ones estimate it"
-                )
+                raise NotComparable(f"exact=True needs whole vectors of kind 'cka' in both, got kind {kind!r}")
             return self.exact.astype(np.float64) @ other.exact.astype(np.float64).T
         key, other_key = self.key(kind), other.key(kind)
         if key != other_key:
@@ -312,9 +310,7 @@ def _few(kind: str, count: int, asked: Any, notes: list[str]) -> list[int]:
     if count <= MOST_SITES:
         return list(range(count))
     if asked is not None:
-        raise ValueError(
-            f"{count} sites of kind {kind!r}, but a fingerprint has at most {MOST_SITES}: name fewer sites"
-        )
+        raise ValueError(f"{count} sites of kind {kind!r}, but a fingerprint holds at most {MOST_SITES}: name fewer")
     notes.append(f"{kind}: {MOST_SITES} of {count} sites, evenly spread")
     return [round(k * (count - 1) / (MOST_SITES - 1)) for k in range(MOST_SITES)]
 
@@ -413,9 +409,7 @@ def cka_vectors(
     kept = []
     for k, (norm, whole, spread, first) in enumerate(arriving.read().tolist()):
         if not norm < torch.inf:
-            raise ValueError(
-                f"{source.name}: the activations at {sites[k]} are NaN or infinite, or too large for a product"
-            )
+            raise ValueError(f"{source.name}: activations at {sites[k]} are NaN, infinite or too large for a product")
         if not spread > (ROUNDING * made[k][2]) ** 2 * first:  # also where the activations are 0
             left_out[sites[k]] = EQUAL
         elif not norm > GRAM_LOST * whole:

@@ -135,9 +135,7 @@ def check_text(text: Any, what: str, longest: int = LONGEST_TEXT) -> str:
     if not isinstance(text, str):
         raise TypeError(f"a {what} is text, got {type(text).__name__}")
     if not 0 < len(text) <= longest or not text.isprintable() or text != text.strip():
-        raise ValueError(
-            f"a {what} is printable text of 1 to {longest} letters, without a space at either end, got {_shown(text)}"
-        )
+        raise ValueError(f"a {what} is printable text of 1 to {longest} letters, not padded, got {_shown(text)}")
     return text
 
 
@@ -224,9 +222,7 @@ class Record(Facts):
             raise ValueError(f"{self.name!r}: its facts cannot be stored as JSON: {error}") from error
         for vectors, labels in self.blocks.values():
             if vectors.dtype != np.float32 or vectors.ndim != 2 or not vectors.size or len(labels) != len(vectors):
-                raise ValueError(
-                    f"vectors are float32 (sites, width), got {vectors.dtype} {vectors.shape} for {len(labels)} sites"
-                )
+                raise ValueError(f"need float32 (sites, width): {vectors.dtype} {vectors.shape}, {len(labels)} sites")
             if not np.isfinite(vectors).all():
                 raise ValueError("vectors with values that are not finite")
 
@@ -776,9 +772,7 @@ def _parsed(text: Any) -> Any:
     try:
         return [] if text == "[]" else json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
-        raise DamagedFile(
-            f"the database of the zoo has {str(text)[:60]!r}, which is not JSON: it was changed. {REPAIR}"
-        ) from error
+        raise DamagedFile(f"the zoo's database has {str(text)[:60]!r}, which is not JSON. {REPAIR}") from error
 
 
 @contextmanager

@@ -122,9 +122,7 @@ def names_of(part: Part, model: nn.Module, head: Sequence[str]) -> set[str]:
         return chosen if part == "head" else every - chosen
     layers = atom_layers(model)
     if not layers:
-        raise ValueError(
-            f"only a model made of atoms has a part {part!r}: alexnet(atoms=9), or with_atoms(model, 9), makes one"
-        )
+        raise ValueError(f"only models made of atoms have a part {part!r}: alexnet(atoms=9) or with_atoms(model, 9)")
     chosen = {parameter_name(layer, "coefficients") for layer in layers} & every
     return chosen if part == "coefficients" else every - chosen
 
@@ -542,9 +540,7 @@ def ensemble_accuracy(
     if len(clients) != len(found):
         raise ValueError(f"got models of {len(found)} clients, but images of {len(clients)}")
     if members.ndim != 2 or len(members) != len(clients) or not members.shape[1] or members.is_floating_point():
-        raise ValueError(
-            f"members are numbers of clients, ({len(clients)}, k), got {members.dtype} {tuple(members.shape)}"
-        )
+        raise ValueError(f"need numbers of clients ({len(clients)}, k), got {members.dtype} {tuple(members.shape)}")
     if int(members.min()) < 0 or int(members.max()) >= len(clients):
         raise ValueError(f"members {int(members.min())} to {int(members.max())} are named, of {len(clients)} clients")
     head = found.template.get_submodule(found.head[0])
