@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from ..capture import Chunk, Rule, borrowed, recut
+from ..capture import Chunk, Rule, borrowed, recut, rule_name
 from ..capture.batches import example_input
 from ..checks import whole_number
 from ..data import open_data
@@ -130,8 +130,7 @@ def cost(
         data="random inputs" if data is None else data,
     )
     kind = "allocated on the GPU" if _on_gpu(place) else "bytes of tensors"
-    rule = rows if isinstance(rows, str) else getattr(rows, "__name__", "function")
-    return Costs((a.name, b.name), tuple(costs), "cpu" if place is None else str(place), kind, rule, about)
+    return Costs((a.name, b.name), tuple(costs), "cpu" if place is None else str(place), kind, rule_name(rows), about)
 
 
 def _measured(measure: Measure, probes: int | None, run: Run, device: torch.device | None) -> Cost:

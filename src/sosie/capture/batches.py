@@ -553,7 +553,15 @@ def _mask_beside(batch: Any, model: nn.Module) -> Tensor | None:
         return None
     parts = [part for part in map(with_tensors, batch[1:]) if isinstance(part, Tensor)]
     candidates = [part for part in parts if part.shape == ids.shape[:2]]
-    of_scores = [part for part in parts if part.shape != ids.shape and _masks_scores(part, *ids.shape[:2])]
+    inputs, tokens = ids.shape[:2]
+    of_scores = [  # masks of attention scores: (inputs, 1, tokens) or (inputs, 1, 1, tokens), or with tokens for a 1
+        part
+        for part in parts
+        if part.shape != ids.shape
+        and part.ndim in (3, 4)
+        and (len(part), part.shape[-1]) == (inputs, tokens)
+        and set(part.shape[1:-1]) <= {1, tokens}
+    ]
     if not (candidates or of_scores):
         return None
     model = unwrap(model)
@@ -629,16 +637,6 @@ def _takes_mask(model: nn.Module) -> bool:
 def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of the forward; TorchScript shows none."""
     return {} if isinstance(model, torch.jit.ScriptModule) else inspect.signature(model.forward).parameters
-
-
-def _masks_scores(part: Tensor, inputs: int, tokens: int) -> bool:
-    """Return whether the shape is (inputs, 1, tokens) or (inputs, 1, 1, tokens), possibly with tokens for a 1."""
-    return (
-        part.ndim in (3, 4)
-        and part.shape[-1] == tokens
-        and len(part) == inputs
-        and set(part.shape[1:-1]) <= {1, tokens}
-    )
 
 
 def _tokenised(texts: Any, prepare: Callable[[Any], Any]) -> Any:

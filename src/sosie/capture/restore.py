@@ -31,11 +31,7 @@ def _as_written() -> AbstractContextManager[Any]:
     from torch._dynamo import eval_frame
 
     set_eval_frame = eval_frame.set_eval_frame
-
-    def compile_nothing(callback: Any) -> Any:
-        return set_eval_frame(None)
-
-    return mock.patch.object(eval_frame, "set_eval_frame", compile_nothing)
+    return mock.patch.object(eval_frame, "set_eval_frame", lambda _: set_eval_frame(None))  # noqa: PT008
 
 
 _EAGER = Shared(_as_written)

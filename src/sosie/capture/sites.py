@@ -127,10 +127,9 @@ class Names:
         return name not in self.parents or isinstance(self.by_name[name], nn.MultiheadAttention)
 
     def leaves(self) -> list[str]:
-        def is_part_of_attention(name: str) -> bool:
-            return any(isinstance(self.by_name[above], nn.MultiheadAttention) for above in ancestors(name))
-
-        return [name for name in self.unique() if self.is_leaf(name) and not is_part_of_attention(name)]
+        """Return the modules without children, and attention, whose parts do not count."""
+        attention = {name for name, module in self.by_name.items() if isinstance(module, nn.MultiheadAttention)}
+        return [name for name in self.unique() if self.is_leaf(name) and attention.isdisjoint(ancestors(name))]
 
 
 @lru_cache(maxsize=100_000)
@@ -145,12 +144,6 @@ def ancestors(name: str) -> tuple[str, ...]:
 # The default sites: a model's repeated blocks, or the layers of a plain network
 
 _UNCHANGED_AT_EVAL = (nn.modules.dropout._DropoutNd, nn.Identity, nn.Flatten)
-
-
-def default_sites(names: Names) -> list[str]:
-    """Return the repeated blocks if the model has any, else every layer that changes its input."""
-    layers = (name for name in names.leaves() if not isinstance(names.by_name[name], _UNCHANGED_AT_EVAL))
-    return repeated_blocks(names) or list(layers) or [""]
 
 
 def repeated_blocks(names: Names) -> list[str]:
@@ -252,13 +245,15 @@ class SiteRequest:
 def select(model: nn.Module | Names, sites: Any = None) -> dict[str, SiteRequest]:
     """Return the selected modules by their first name, in registration order.
 
-    `sites` is None (repeated blocks, or the layers of a plain network), one selector, or a list of them: a
+    `sites` is None (repeated blocks, or every layer that changes its input), one selector, or a list of them: a
     module's name (every call of it), "name@k" (its k-th call), a glob (`*` crosses dots; an exact name wins),
     a module type, a module of the model, "leaves", "blocks", or "." for the model's own output.
     """
     names = model if isinstance(model, Names) else Names.of(unwrap(model))
     if sites is None:
-        chosen: list[Choice] = [(name, None, False) for name in default_sites(names)]
+        layers = (name for name in names.leaves() if not isinstance(names.by_name[name], _UNCHANGED_AT_EVAL))
+        default = repeated_blocks(names) or list(layers) or [""]
+        chosen: list[Choice] = [(name, None, False) for name in default]
     else:
         selectors = [sites] if isinstance(sites, (str, type, nn.Module)) else list(sites)
         if not selectors:

@@ -16,20 +16,13 @@ from ..linalg import side_by_side
 from ..measures import Measure, snap_to_bounds
 from ..progress import Progress, track
 from ..results import Array, Chance, Estimate, Interval, Side
-from ..stats import (
-    SMALLEST_GROUP,
-    Alignment,
-    Covariances,
-    Grams,
-    Moments,
-    Neurons,
-    PairedRows,
-    PairViews,
-    Sample,
-    Shuffle,
-    Statistic,
-    dealt_evenly,
-)
+from ..stats import Statistic
+from ..stats.grams import Grams
+from ..stats.moments import Moments
+from ..stats.row_grams import SMALLEST_GROUP
+from ..stats.sample import Sample
+from ..stats.sampling import Shuffle, dealt_evenly
+from ..stats.views import Alignment, Covariances, Neurons, PairedRows, PairViews
 from . import caveats
 from .plan import Widths
 from .uncertainty import (

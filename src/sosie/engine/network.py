@@ -16,37 +16,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..capture import (
-    ActivationFile,
+from ..capture.batches import (
     Chunk,
-    Masks,
-    NoRows,
-    Rule,
-    Site,
-    Watch,
-    answer_in,
-    as_found,
     count_inputs,
     cut,
     explain_images,
     explain_types,
-    gives_several_rows,
-    kept_attributes,
     model_arguments,
     named_arguments,
-    needs_axes,
-    open_activations,
-    restored_after_errors,
-    rows_per_input,
-    rule_name,
-    select,
-    to_rows,
+    rebuild_named,
     types_of,
     unread_mask,
-    watch,
+    with_tensors,
     without_labels,
 )
-from ..capture.batches import rebuild_named, with_tensors
+from ..capture.restore import as_found, kept_attributes, restored_after_errors
+from ..capture.rows import Masks, Rule, gives_several_rows, needs_axes, rows_per_input, rule_name, to_rows
+from ..capture.saved import ActivationFile, open_activations
+from ..capture.sites import NoRows, Site, Watch, answer_in, select, watch
 from ..checks import listed
 from ..models import NamedModel, open_model, weights_of, with_name
 from ..process_state import kept_random_state

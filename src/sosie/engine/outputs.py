@@ -14,17 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..capture import (
-    Chunk,
-    answer_in,
-    borrowed,
-    copied,
-    labels_of,
-    model_arguments,
-    read_npz,
-    read_safetensors,
-    without_labels,
-)
+from ..capture.batches import Chunk, copied, labels_of, model_arguments, without_labels
+from ..capture.restore import borrowed
+from ..capture.saved import read_npz, read_safetensors
+from ..capture.sites import answer_in
 from ..data.shifts import Shift, open_shifts
 from ..measures import MEASURES, Measure, chance_of, snap_to_bounds
 from ..models import open_model

@@ -16,9 +16,9 @@ from uuid import uuid4
 import torch
 from torch import Tensor, nn
 
-from ..capture import Batches, Chunk, Rule, check_rule, copied, count_inputs, cut, recut, unwrap, without_labels
-from ..capture.batches import explain_types
-from ..capture.sites import named_parameters
+from ..capture.batches import Batches, Chunk, copied, count_inputs, cut, explain_types, recut, without_labels
+from ..capture.rows import Rule, check_rule, rule_name
+from ..capture.sites import named_parameters, unwrap
 from ..checks import one_of, renamed, whole_number
 from ..engine.network import Network
 from ..models import atom_layers
@@ -274,7 +274,7 @@ class Probe:
         self.batches = [copied(chunk.batch) for chunk in recut(Batches(data), block=None, max_rows=max_rows)]
         self.inputs = sum(map(count_inputs, self.batches))
         self.rows, self.prepare, self._inputs = rows, prepare, inputs
-        self.rule = rows if isinstance(rows, str) else getattr(rows, "__name__", "function")
+        self.rule = rule_name(rows)
         self.left_out: dict[str, str] = {}  # sites not named one by one that gave no rows, and why
 
     def digest(self) -> str:

@@ -21,7 +21,6 @@ from .grams import (
     u_centred,
     upper_triangle,
     widened,
-    without_diagonal,
     without_mean,
     without_rounding,
 )
@@ -49,7 +48,6 @@ from .products import (
     side_by_side,
     singular,
     singular_values,
-    threads_for,
     total_squares,
     triangular_inverse,
     unit,
@@ -57,8 +55,6 @@ from .products import (
     with_room,
 )
 from .spectra import (
-    ENOUGH_DIGITS,
-    ENOUGH_DIGITS_FLOAT32,
     ENOUGH_VARIANCE,
     RANK_TOLERANCE,
     SMALLEST_DIRECTION,

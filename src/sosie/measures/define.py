@@ -15,21 +15,12 @@ from ..checks import call_text, check_options, parse_call
 from ..linalg import near_one, widened
 from ..notebook import html_facts
 from ..process_state import without_autocast
-from ..stats import (
-    Alignment,
-    Atoms,
-    Covariances,
-    Entries,
-    LinearMaps,
-    Neurons,
-    Outputs,
-    OutputSums,
-    PairedRows,
-    Sample,
-    View,
-    Weights,
-    linear_maps,
-)
+from ..stats import View
+from ..stats.entries import Entries
+from ..stats.outputs import Outputs, OutputSums
+from ..stats.sample import Sample
+from ..stats.views import Alignment, Covariances, Neurons, PairedRows
+from ..stats.weights import Atoms, LinearMaps, Weights, linear_maps
 
 MEASURES: dict[str, Measure] = {}
 

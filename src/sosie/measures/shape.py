@@ -7,15 +7,9 @@ import functools
 import torch
 from torch import Tensor
 
-from ..linalg import (
-    centred,
-    cholesky,
-    inverse_root,
-    nuclear_norm,
-    product,
-    total_squares,
-    triangular_inverse,
-)
+from ..linalg.grams import centred
+from ..linalg.products import cholesky, product, total_squares, triangular_inverse
+from ..linalg.spectra import inverse_root, nuclear_norm
 from ..stats import Covariances, PairedRows, Scatter
 from .define import define
 

@@ -34,8 +34,9 @@ class Answer(Rows, Result):
     notes: tuple[str, ...] = field(default=())
 
     def __post_init__(self) -> None:
-        rows = ({**row, **{name: _at_most_1(row[name]) for name in self.cosines if name in row}} for row in self.found)
-        object.__setattr__(self, "found", tuple(rows))
+        # Cosines of float32 vectors, whose lengths may round to more than 1; larger errors stay visible.
+        past = [{n: 1.0 for n in self.cosines if 1 < (row.get(n) or 0) <= 1 + ROUNDING} for row in self.found]
+        object.__setattr__(self, "found", tuple(row | ones for row, ones in zip(self.found, past, strict=True)))
 
     def to_pandas(self) -> pandas.DataFrame:
         return as_frame(self.rows(), list(self.found[0]) if self.found else self.shown)
@@ -123,11 +124,6 @@ class Neighbours(Answer):
         where = f" at {first['site_b']}" if what == "layers" else ""
         nearest = f"{first['name']}{where} is nearest to {query} ({cell(first['value'])})"
         return f"Of {counted(searched, 'model')} {nearest}.{self._meaning()}"
-
-
-def _at_most_1(value: Any) -> Any:
-    """A cosine of float32 vectors, whose length may round to more than 1; larger errors stay visible."""
-    return 1.0 if isinstance(value, float) and 1 < value <= 1 + ROUNDING else value
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

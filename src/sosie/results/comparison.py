@@ -14,10 +14,9 @@ from ..checks import nearest
 from ..files import COUNT, check_schema
 from ..notebook import figure, html_figures
 from .storage import Array, Result, array_of, nested
-from .tables import as_frame, number
+from .tables import number
 
 if TYPE_CHECKING:
-    import pandas
     import xarray
     from matplotlib.figure import Figure
 
@@ -312,10 +311,6 @@ class Comparison(Result):
             matches.append({"site_a": self.side_a.sites[i], "site_b": site_b, "value": value})
         return matches
 
-    def to_pandas(self) -> pandas.DataFrame:
-        """`rows()` as a data frame."""
-        return as_frame(self.rows())
-
     def to_xarray(self) -> xarray.Dataset:
         """An xarray Dataset over site_a and site_b: each measure, and beside it <measure>_low, _high, _null …
 
@@ -608,10 +603,6 @@ class Comparisons(Result):
             for (i, j), comparison in self.pairs.items()
             for row in comparison.rows()
         ]
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """`rows()` as a data frame."""
-        return as_frame(self.rows())
 
     def plot(self, measure: str | None = None) -> Figure:
         """A matplotlib figure of the model by model matrix; the first measure unless one is named."""

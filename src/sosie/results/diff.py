@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..files import COUNT, check_schema, plain_json
 from .storage import Result
-from .tables import as_frame, cell, html_table
+from .tables import cell, html_table
 
 if TYPE_CHECKING:
-    import pandas
+    pass
 
 NUMBER = (float, None)  # None: undefined or infinite
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
@@ -218,10 +218,6 @@ class Diff(Result):
     def rows(self) -> list[dict[str, Any]]:
         """One dict per pair of sites; without sites one per tensor."""
         return [asdict(row) for row in self.sites or self.weights]
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """`rows()` as a data frame."""
-        return as_frame(self.rows())
 
     def worst(self, count: int = 5) -> list[SiteDiff]:
         """The sites with the largest errors, largest first; undefined ones come first."""

@@ -18,10 +18,10 @@ from ..notebook import html_figures
 from .comparison import ESTIMATE, Estimate
 from .storage import Array, Result
 from .summary import REST
-from .tables import as_frame, html_table, number
+from .tables import html_table, number
 
 if TYPE_CHECKING:
-    import pandas
+    pass
 
 
 THRESHOLDS = (0.99, 0.999)
@@ -182,10 +182,6 @@ class Dynamics(Result):
         settled = [self.settled(threshold, measure).values() for threshold in THRESHOLDS]
         columns = [["later" if step is None else str(step) for step in steps] for steps in settled]
         return ["first", *(f"settled at {threshold:g}" for threshold in THRESHOLDS)], [first, *columns]
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """`rows()` as a data frame."""
-        return as_frame(self.rows())
 
     def as_json(self) -> dict[str, Any]:
         plain = {key: getattr(self, key) for name in SCHEMA if (key := name.rstrip("?")) != "values"}

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
 from ..files import DamagedFile, OtherFile, read_json, write_json
+from .tables import as_frame
+
+if TYPE_CHECKING:
+    import pandas
 
 VERSION = 2  # of the files of all results
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -23,6 +27,14 @@ class Result:
 
     def __init_subclass__(cls) -> None:
         Result.readers.setdefault(cls.format, cls)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dict per value."""
+        raise NotImplementedError
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """`rows()` as a data frame."""
+        return as_frame(self.rows())
 
     def as_json(self) -> dict[str, Any]:
         """The content of its file."""

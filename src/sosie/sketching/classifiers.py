@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ..capture import RULES, Chunk, Rule, labels_of
+from ..capture import RULES, Chunk, Rule, labels_of, rule_name
 from ..checks import listed, positive
 from ..engine.stream import Stream
 from ..linalg import eigen, self_product
@@ -131,7 +131,7 @@ class Classifiers:
         if rows is None and rule not in RULES:
             raise ValueError(f"the sketch made its rows by a function, {rule}: pass it as rows=")
         rows = rule if rows is None else rows
-        name = rows if isinstance(rows, str) else getattr(rows, "__name__", "function")
+        name = rule_name(rows)
         if name != rule:
             raise ValueError(f"the sketch made its rows by the rule {rule!r}, not {name!r}: use the same rule")
         predictive = predictive_of(output, beta)

@@ -12,21 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..capture import (
-    Chunk,
-    Keep,
-    Site,
-    answer_in,
-    count_inputs,
-    fresh_leaf,
-    needs_axes,
-    select,
-    to_rows,
-    unshared,
-    watch,
-    without_labels,
-)
-from ..capture.batches import rebuild, with_tensors
+from ..capture.batches import Chunk, count_inputs, rebuild, with_tensors, without_labels
+from ..capture.rows import needs_axes, to_rows
+from ..capture.sites import Keep, Site, answer_in, fresh_leaf, select, unshared, watch
 from ..checks import positive
 from ..engine.network import Network
 from ..engine.stream import Stream

@@ -10,28 +10,10 @@ import torch
 from torch import Tensor
 
 from ..checks import one_of
-from ..linalg import (
-    ENOUGH_DIGITS,
-    ENOUGH_DIGITS_FLOAT32,
-    Spectrum,
-    gram_factor,
-    nuclear_norm,
-    once,
-    product,
-    self_product,
-    threads_for,
-    total_squares,
-)
-from ..stats import (
-    Alignment,
-    Covariances,
-    DebiasedAlignment,
-    PairedRows,
-    Resketch,
-    Scatter,
-    SiteRows,
-    UncentredAlignment,
-)
+from ..linalg.products import gram_factor, once, product, self_product, threads_for, total_squares
+from ..linalg.spectra import ENOUGH_DIGITS, ENOUGH_DIGITS_FLOAT32, Spectrum, nuclear_norm
+from ..stats.sampling import Resketch
+from ..stats.views import Alignment, Covariances, DebiasedAlignment, PairedRows, Scatter, SiteRows, UncentredAlignment
 
 if TYPE_CHECKING:
     from .sketches import Part, SiteSketch, Sketch

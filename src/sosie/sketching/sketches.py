@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from ..capture import Chunk, Rule, check_rule, labels_of
+from ..capture import Chunk, Rule, check_rule, labels_of, rule_name
 from ..checks import listed, one_of
 from ..engine.plan import MEMORY, parse_size, size_text
 from ..engine.provenance import provenance
@@ -23,19 +23,9 @@ from ..files import reading
 from ..notebook import html_facts
 from ..process_state import products
 from ..results import Side
-from ..stats import (
-    Buckets,
-    Placement,
-    RowSampler,
-    check_seed,
-    load_statistics,
-    on_device,
-    row_hash,
-    save_statistics,
-    storable,
-    tensors_of,
-)
 from ..stats.sample import Fold
+from ..stats.sampling import Buckets, Placement, RowSampler, check_seed, row_hash
+from ..stats.storage import load_statistics, on_device, save_statistics, storable, tensors_of
 from .gradients import BETA, GradientNetwork, Loss, input_numbers, predictive_of
 from .kernels import KERNELS, Kernel, kernel_of
 
@@ -525,7 +515,7 @@ def sketch(
         mixing = mixing or network.note_after_pass()
         sums = maker.finish()
         digest = network.digest()
-    rule = rows if isinstance(rows, str) else getattr(rows, "__name__", "function")
+    rule = rule_name(rows)
     settings = {"size": size, "seed": seed, "stack": stack, "rows": rule, "device": str(device or "the model's own")}
     about = provenance(settings=settings, models=[network.describe()], data=data, mixing=mixing)
     return Sketch(

@@ -17,8 +17,8 @@ from .outputs import (
 )
 from .row_grams import SMALLEST_GROUP
 from .sample import NO_NEURONS, Sample, SampleMaker
-from .sampling import ROWS, Buckets, Fold, Placement, Resketch, RowSampler, Shuffle, check_seed, dealt_evenly, row_hash
-from .storage import is_statistics, load_statistics, moved, on_device, save_statistics, storable, tensors_of
+from .sampling import ROWS, Buckets, Fold, Resketch, RowSampler, Shuffle, check_seed, dealt_evenly, row_hash
+from .storage import is_statistics, load_statistics, moved, on_device, save_statistics, tensors_of
 from .views import (
     Alignment,
     Covariances,

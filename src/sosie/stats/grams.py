@@ -15,16 +15,9 @@ import torch
 from torch import Tensor
 
 from ..checks import paired_rows
-from ..linalg import (
-    block_stacks,
-    centred_diagonal,
-    diagonal_part,
-    gram_cuda,
-    gram_stack,
-    u_centred,
-    with_room,
-    without_diagonal,
-)
+from ..linalg import gram_cuda
+from ..linalg.grams import block_stacks, centred_diagonal, diagonal_part, gram_stack, u_centred, without_diagonal
+from ..linalg.products import with_room
 from .sampling import orders_within_blocks
 from .views import Alignment, DebiasedAlignment, UncentredAlignment
 

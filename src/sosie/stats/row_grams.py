@@ -11,16 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from ..linalg import (
-    cross_product,
-    diagonal_part,
-    once,
-    row_squares,
-    self_product,
-    self_product_squares,
-    total_squares,
-    without_mean,
-)
+from ..linalg.grams import diagonal_part, without_mean
+from ..linalg.products import cross_product, once, row_squares, self_product, self_product_squares, total_squares
 from .sampling import Shuffle, dealt_evenly
 from .views import Alignment, DebiasedAlignment, UncentredAlignment
 

@@ -12,33 +12,26 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from ..capture import (
-    Chunk,
-    Masks,
+from ..capture import nearest
+from ..capture.batches import CallArguments, Chunk, count_inputs
+from ..capture.calls import is_mask, run_changed
+from ..capture.restore import as_found, evaluating, every_module_called, kept_attributes, state_of
+from ..capture.rows import Masks, token_mask
+from ..capture.sites import (
+    Names,
     Site,
     SiteError,
     Watch,
-    answer_in,
-    as_found,
-    count_inputs,
-    kept_attributes,
-    nearest,
-    unwrap,
-    watch,
-)
-from ..capture.batches import CallArguments
-from ..capture.calls import is_mask, run_changed
-from ..capture.restore import evaluating, every_module_called, state_of
-from ..capture.rows import token_mask
-from ..capture.sites import (
-    Names,
     activation_in,
     ancestors,
+    answer_in,
     find_name,
     fresh_leaf,
     path_to_tensor,
     replaced,
     tensors_in,
+    unwrap,
+    watch,
 )
 from ..checks import listed
 from ..engine.network import Network

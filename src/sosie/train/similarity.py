@@ -23,18 +23,11 @@ from ..linalg.grams import WIDENED, SymmetricGradient, squared_sizes
 from ..measures import Measure
 from ..models import AtomConv2d
 from ..process_state import without_autocast
-from ..stats import (
-    Alignment,
-    Atoms,
-    DebiasedAlignment,
-    Differences,
-    LinearMaps,
-    Sample,
-    TensorPair,
-    UncentredAlignment,
-    linear_maps,
-)
+from ..stats.outputs import Differences
 from ..stats.row_grams import from_products, nothing_left
+from ..stats.sample import Sample
+from ..stats.views import Alignment, DebiasedAlignment, UncentredAlignment
+from ..stats.weights import Atoms, LinearMaps, TensorPair, linear_maps
 from .hooks import SiteValue
 
 Pairs = str | Sequence[tuple[str, str]] | None

@@ -197,7 +197,9 @@ class Masks(Mapping[str, Tensor]):
             )
         self.apply()
         self.clear(optimiser)
-        before = before_update(optimiser, self._mask_gradients)
+        before = before_update(
+            optimiser, lambda: self._multiply({k: g for k in self if (g := self.weight(k).grad) is not None})
+        )
         after = optimiser.register_step_post_hook(lambda *_: self.apply())
         self._held.append(optimiser)
         try:
@@ -233,9 +235,6 @@ class Masks(Mapping[str, Tensor]):
     def __repr__(self) -> str:
         kept, weights = (sum(row[key] for row in self.densities()) for key in ("kept", "weights"))
         return f"<Masks of {len(self)} layers: {kept:,} of {weights:,} weights kept, sparsity {1 - kept / weights:.4f}>"
-
-    def _mask_gradients(self) -> None:
-        self._multiply({layer: grad for layer in self if (grad := self.weight(layer).grad) is not None})
 
     @torch.no_grad()
     def _multiply(self, tensors: Mapping[str, Tensor]) -> None:

@@ -20,19 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..capture import (
-    LinearRun,
-    NotLinear,
-    Site,
-    SiteError,
-    as_found,
-    check_linear,
-    kept_attributes,
-    linearised,
-    select,
-    weighted_layers,
-)
 from ..capture.batches import shapes_for
+from ..capture.linear import LinearRun, NotLinear, check_linear, linearised, weighted_layers
+from ..capture.restore import as_found, kept_attributes
+from ..capture.sites import Site, SiteError, select
 from ..checks import listed
 from ..engine import caveats
 from ..engine.network import Network

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from .. import __version__
-from ..capture import Batches, Chunk, Rule, check_rule, model_arguments, recut, unwrap, without_labels
+from ..capture import Batches, Chunk, Rule, check_rule, model_arguments, recut, rule_name, unwrap, without_labels
 from ..capture.batches import is_text
 from ..checks import listed, one_of, whole_number
 from ..data import open_data
@@ -293,8 +293,7 @@ def fingerprint(
         "left_out": {kind: reasons for kind, reasons in left_out.items() if reasons},
         "notes": notes,
     }
-    rule = rows if isinstance(rows, str) else getattr(rows, "__name__", "function")
-    return Fingerprint(probe.digest, probe.n, size, seed, rule, vectors, labels, exact, absent, about)
+    return Fingerprint(probe.digest, probe.n, size, seed, rule_name(rows), vectors, labels, exact, absent, about)
 
 
 def _architecture(model: Any, module: nn.Module) -> str:
@@ -442,7 +441,7 @@ def _gram(rows: Tensor) -> tuple[Tensor, Tensor]:
     A CPU centres one strip of columns at a time while it is in the cache. A GPU subtracts the first row, which needs
     neither the other rows nor a wait; U-centring removes the rest of the mean.
     """
-    if not _on_gpu(rows):
+    if not rows.is_cuda:
         rows = with_room(rows, "the activations")
         return live_gram(rows), widened(rows[0]).square().sum()
     if gram_cuda.suits(rows[None], "first"):
@@ -451,10 +450,6 @@ def _gram(rows: Tensor) -> tuple[Tensor, Tensor]:
     rows = widened(rows)
     with products(tf32=True):
         return gram_stack((rows - rows[:1])[None])[0], rows[0].square().sum()
-
-
-def _on_gpu(tensor: Tensor) -> bool:
-    return tensor.is_cuda
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:
