@@ -16,7 +16,7 @@ import torch
 Lock = TypeVar("Lock", bound=Any)
 
 
-class Shared:
+class SharedContext:
     """A context of the whole process: the first thread that needs it enters it, and the last one leaves it.
 
     Threads end in any order, so no thread alone can restore the state that it found.
@@ -251,7 +251,7 @@ def matmul_precision(precision: str) -> AbstractContextManager[None]:
     return _MATMUL.at(precision) if torch.cuda.is_initialized() else nullcontext()
 
 
-_CONVOLUTIONS = Shared(lambda: switched(torch.backends.cudnn, "allow_tf32", False))
+_CONVOLUTIONS = SharedContext(lambda: switched(torch.backends.cudnn, "allow_tf32", False))
 
 
 @contextmanager
@@ -277,4 +277,4 @@ def _slow_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-attention_in_parts = Shared(_slow_path)  # the fused inference path of attention skips hooks, and nests tensors
+attention_in_parts = SharedContext(_slow_path)  # the fused inference path of attention skips hooks, and nests tensors

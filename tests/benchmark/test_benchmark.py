@@ -24,7 +24,7 @@ from sosie.benchmark.population import (
     PAIR_KINDS,
     Member,
     Store,
-    blocks_of,
+    cohorts_of,
     last_hidden,
     make_population,
     measure_folder,
@@ -168,11 +168,11 @@ def test_pairs_differ_in_one_respect_only() -> None:
     members = [Member((1, width), strategy, seed, epoch) for width in (8, 32) for strategy in ("a", "b")
                for seed in range(3) for epoch in (1, 5)]  # fmt: skip
     for kind in PAIR_KINDS:
-        for block in blocks_of(members, kind):
-            for i, j in pairs_of(block):
+        for cohort in cohorts_of(members, kind):
+            for i, j in pairs_of(cohort):
                 different = [other for other in PAIR_KINDS if getattr(members[i], other) != getattr(members[j], other)]
                 assert different == [kind]
-    assert sum(len(pairs_of(block)) for block in blocks_of(members, "seed")) == 3 * 8
+    assert sum(len(pairs_of(cohort)) for cohort in cohorts_of(members, "seed")) == 3 * 8
     assert len({member.run for member in members}) == 12
 
 

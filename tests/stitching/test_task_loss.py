@@ -342,7 +342,7 @@ def test_bad_input() -> None:
         train([])
     with pytest.raises(TypeError, match="named by a text"):
         train([3])
-    with pytest.raises(ValueError, match="needs .* whole-numbered"):
+    with pytest.raises(ValueError, match="whole-numbered"):
         train("task_loss(targets='labels')")
     a, b = nets()
     b[4] = nn.Linear(6, 2).double()

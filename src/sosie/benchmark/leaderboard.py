@@ -30,7 +30,7 @@ from .population import (
     measure_folder,
     open_benchmark_images,
 )
-from .trials import Bench, Ground, Probes, Undefined, calibrate, difference, ground, manipulate
+from .trials import Bench, CalibrationNetworks, Ground, UndefinedScore, calibrate, difference, ground, manipulate
 
 TRIED = 3  # networks that are manipulated, and that show the direction of a measure
 
@@ -67,7 +67,7 @@ def run_benchmark(
     population = make_population(scale, images, store, seed=seed)
     agreement = agreements(scale, images, population, store, seed=seed)
     at = Ground(scale, population, agreement, images.test, seed=seed)
-    probes = Probes(scale, images, population, seed=seed)
+    probes = CalibrationNetworks(scale, images, population, seed=seed)
     bench = Bench([run[-1] for run in population.converged[:TRIED]], images.test, seed=seed)
     with Progress("testing measures", len(candidates), "measures") as bar:
         for candidate in candidates:
@@ -97,7 +97,7 @@ def run_benchmark(
     return board
 
 
-def put_to_the_test(candidate: Candidate, store: Store, at: Ground, probes: Probes, bench: Bench) -> None:
+def put_to_the_test(candidate: Candidate, store: Store, at: Ground, probes: CalibrationNetworks, bench: Bench) -> None:
     """Run all stages, each a unit of work; if one fails, the reason is kept and the others continue."""
     home, made_of = measure_folder(candidate.name), f"{candidate.made_of} {candidate.of} {candidate.rows}"
     failures: dict[str, str] = {}
@@ -106,7 +106,7 @@ def put_to_the_test(candidate: Candidate, store: Store, at: Ground, probes: Prob
     def stage(name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
         try:
             return store.json(f"{home}/{name}", make, made_of=f"{made_of} {candidate.closer}")
-        except Undefined as error:
+        except UndefinedScore as error:
             undefined[name.removeprefix("grounding-")] = str(error)
         except Exception as error:
             failures[name] = f"{type(error).__name__}: {error}"

@@ -27,7 +27,7 @@ from ..train import Recipe, fit_together
 # The size of a benchmark: networks, images and shifts
 
 Architecture = tuple[int, int]  # hidden layers, neurons in each
-Block = tuple[int, ...]  # numbers of networks, every two of which differ in one respect
+Cohort = tuple[int, ...]  # numbers of networks, every two of which differ in one respect
 
 
 @dataclass(frozen=True)
@@ -249,8 +249,8 @@ class Population:
     converged: tuple[tuple[nn.Sequential, ...], ...]  # the last checkpoints of each training run, an epoch apart
 
     @cached_property
-    def blocks(self) -> dict[str, list[Block]]:
-        return {kind: [block for block in blocks_of(self.members, kind) if len(block) > 1] for kind in PAIR_KINDS}
+    def cohorts(self) -> dict[str, list[Cohort]]:
+        return {kind: [cohort for cohort in cohorts_of(self.members, kind) if len(cohort) > 1] for kind in PAIR_KINDS}
 
     @cached_property
     def runs(self) -> list[int]:
@@ -259,7 +259,7 @@ class Population:
         return [numbers[member.run] for member in self.members]
 
 
-def blocks_of(members: Sequence[Member], kind: str) -> list[Block]:
+def cohorts_of(members: Sequence[Member], kind: str) -> list[Cohort]:
     """The numbers of members that are alike in all but `kind`."""
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for k, member in enumerate(members):
@@ -267,8 +267,8 @@ def blocks_of(members: Sequence[Member], kind: str) -> list[Block]:
     return [tuple(numbers) for numbers in alike.values()]
 
 
-def pairs_of(block: Block) -> list[tuple[int, int]]:
-    return list(itertools.combinations(block, 2))
+def pairs_of(cohort: Cohort) -> list[tuple[int, int]]:
+    return list(itertools.combinations(cohort, 2))
 
 
 def make_population(
@@ -352,7 +352,7 @@ Agreement = dict[str, np.ndarray]  # condition -> (models, models), NaN for two 
 def agreements(scale: Scale, images: Images, population: Population, store: Store, *, seed: int) -> Agreement:
     """The agreement of two networks under each condition, and its mean over each group of conditions."""
     agreement: Agreement = {}
-    pairs = sorted({pair for blocks in population.blocks.values() for block in blocks for pair in pairs_of(block)})
+    pairs = sorted({pair for cohorts in population.cohorts.values() for cohort in cohorts for pair in pairs_of(cohort)})
     conditions = [CLEAN, *scale.corruptions, *(f"attack: {a}" for a in scale.attacks)]
     for condition in track(conditions, "agreement of networks", len(conditions), "conditions"):
         values = store.json(

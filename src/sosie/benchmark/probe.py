@@ -90,7 +90,7 @@ def _standard(train: Tensor, held: Tensor, site: str) -> tuple[Tensor, Tensor]:
 
 
 def _converge(head: nn.Linear, rows: Tensor, labels: Tensor, penalty: float, site: str) -> None:
-    stepper = torch.optim.LBFGS(
+    optimiser = torch.optim.LBFGS(
         head.parameters(),
         max_iter=STEPS,
         max_eval=2 * STEPS,
@@ -101,12 +101,12 @@ def _converge(head: nn.Linear, rows: Tensor, labels: Tensor, penalty: float, sit
     )
 
     def loss() -> Tensor:
-        stepper.zero_grad()
+        optimiser.zero_grad()
         value = functional.cross_entropy(head(rows), labels) + penalty / (2 * len(rows)) * head.weight.square().sum()
         value.backward()
         return value
 
-    stepper.step(loss)
+    optimiser.step(loss)
     loss()
     largest = max(float(weights.grad.abs().amax()) for weights in head.parameters() if weights.grad is not None)
     if not largest <= CONVERGED:

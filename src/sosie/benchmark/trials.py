@@ -30,7 +30,7 @@ from .population import (
     CLEAN,
     GROUPS,
     Agreement,
-    Block,
+    Cohort,
     Images,
     Population,
     Scale,
@@ -57,7 +57,7 @@ def auc(alike: np.ndarray, unlike: np.ndarray, closer: Closer) -> float:
     return share if closer == "up" else 1 - share
 
 
-class Probes:
+class CalibrationNetworks:
     """The networks of calibration, and their activations at the last hidden layer for any images."""
 
     def __init__(self, scale: Scale, images: Images, population: Population, *, seed: int) -> None:
@@ -104,7 +104,7 @@ class Probes:
         return statistics.median(times)
 
 
-def calibrate(candidate: Candidate, closer: Closer, probes: Probes) -> dict[str, Any]:
+def calibrate(candidate: Candidate, closer: Closer, probes: CalibrationNetworks) -> dict[str, Any]:
     """Separation of the two distributions: with all images, with fewer, and with corrupted ones."""
     scale = probes.scale
     most = min(candidate.rows or scale.test, len(probes.images.test))
@@ -271,7 +271,7 @@ TOGETHER = 32  # networks whose activations are compared at a time
 COEFFICIENTS = {"pearson": pearson, "spearman": spearman}
 
 
-class Undefined(ValueError):
+class UndefinedScore(ValueError):
     """Raised when a measure is undefined for all pairs of a kind, by its definition: this is not a failure."""
 
 
@@ -287,18 +287,18 @@ class Ground:
 
     def pairs(self, kind: str) -> np.ndarray:
         """(pairs, 2) numbers of networks."""
-        return np.array([pair for block in self.population.blocks[kind] for pair in pairs_of(block)]).reshape(-1, 2)
+        return np.array([pair for cohort in self.population.cohorts[kind] for pair in pairs_of(cohort)]).reshape(-1, 2)
 
     def values(self, candidate: Candidate, kind: str) -> CandidateValues:
-        """The values of all pairs, by blocks in a seeded order, so that an exhausted budget leaves a fair sample."""
-        blocks, deadline = self.population.blocks[kind], time.monotonic() + self.scale.budget
+        """The values of all pairs, by cohorts in a seeded order, so that an exhausted budget leaves a fair sample."""
+        cohorts, deadline = self.population.cohorts[kind], time.monotonic() + self.scale.budget
         networks: Sequence[Any] = self.activations if candidate.of == "activations" else self.population.models
         values: dict[tuple[int, int], float] = {}
         reasons: Counter[str] = Counter()
-        for lot in _lots(np.random.default_rng(self.seed).permutation(len(blocks)).tolist(), blocks):
-            members = [member for k in lot for member in blocks[k]]
+        for lot in _lots(np.random.default_rng(self.seed).permutation(len(cohorts)).tolist(), cohorts):
+            members = [member for k in lot for member in cohorts[k]]
             place = {member: number for number, member in enumerate(members)}
-            pairs = [pair for k in lot for pair in pairs_of(blocks[k])]
+            pairs = [pair for k in lot for pair in pairs_of(cohorts[k])]
             part = values_of(
                 candidate,
                 [networks[member] for member in members],
@@ -322,11 +322,11 @@ class Ground:
         return self.agreement[condition][pairs[:, 0], pairs[:, 1]]
 
 
-def _lots(order: Sequence[int], blocks: Sequence[Block]) -> Iterator[list[int]]:
+def _lots(order: Sequence[int], cohorts: Sequence[Cohort]) -> Iterator[list[int]]:
     """Blocks in this order, in lots of at most `TOGETHER` networks, to limit the memory."""
     lot: list[int] = []
     for k in order:
-        if lot and sum(len(blocks[j]) for j in [*lot, k]) > TOGETHER:
+        if lot and sum(len(cohorts[j]) for j in [*lot, k]) > TOGETHER:
             yield lot
             lot = []
         lot.append(k)
@@ -342,7 +342,7 @@ def ground(candidate: Candidate, closer: Closer, at: Ground, kind: str) -> dict[
         why = result.reasons.most_common(1)[0][0] if result.reasons else "there are no pairs"
         if OVER_BUDGET in result.reasons:
             raise ValueError(f"no pair of networks that differ in {kind} has a value: {why}")
-        raise Undefined(f"not defined for networks that differ in {kind}: {why}")
+        raise UndefinedScore(f"not defined for networks that differ in {kind}: {why}")
     oriented = result.values[defined] * (1 if closer == "up" else -1)
     units_a, units_b = (side[defined] for side in at.runs(kind))
     agreed = {name: at.agreed(kind, name)[defined] for name in at.agreement}
@@ -510,12 +510,12 @@ def _self_map(model: nn.Sequential, images: Tensor, random: torch.Generator) -> 
         return None
     start = torch.randn(rows.shape[1], unread.shape[1], generator=random, dtype=torch.float64).to(rows.device)
     b = (0.1 * start).requires_grad_()
-    stepper = torch.optim.Adam([b], lr=0.05)
+    optimiser = torch.optim.Adam([b], lr=0.05)
     with torch.enable_grad():
         for _ in range(STEPS):
-            stepper.zero_grad()
+            optimiser.zero_grad()
             linear_cka.from_sample(Sample.of(rows + rows @ b @ unread.T, rows)).backward()
-            stepper.step()
+            optimiser.step()
     return _with_map(model, torch.eye(rows.shape[1]).to(rows) + b.detach() @ unread.T)
 
 

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..process_state import Shared, attention_in_parts, held, kept_random_state
+from ..process_state import SharedContext, attention_in_parts, held, kept_random_state
 
 COMPILED = "_orig_mod"  # the child under which torch.compile keeps the module it wraps
 
@@ -34,7 +34,7 @@ def _as_written() -> AbstractContextManager[Any]:
     return mock.patch.object(eval_frame, "set_eval_frame", lambda _: set_eval_frame(None))  # noqa: PT008
 
 
-_EAGER = Shared(_as_written)
+_EAGER = SharedContext(_as_written)
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:

@@ -43,8 +43,8 @@ class Attack:
     bounds: tuple[float, float] | None = (0.0, 1.0)
 
     def __post_init__(self) -> None:
-        if self.kind not in _KINDS:
-            raise ValueError(f"no attack is called {self.kind!r}{nearest(str(self.kind), _KINDS)}")
+        if self.kind not in _ATTACK_NAMES:
+            raise ValueError(f"no attack is called {self.kind!r}{nearest(str(self.kind), _ATTACK_NAMES)}")
         object.__setattr__(self, "norm", one_of(str(self.norm), "norm", EPSILON))
         for name in ("epsilon", "step_size"):
             value = getattr(self, name)
@@ -181,8 +181,8 @@ class Attack:
         return keep
 
 
-_KINDS = ("fgsm", "fast_fgsm", "pgd", "trades", "gaussian")
-ATTACKS: dict[str, Attack] = {kind: Attack(kind) for kind in _KINDS}
+_ATTACK_NAMES = ("fgsm", "fast_fgsm", "pgd", "trades", "gaussian")
+ATTACKS: dict[str, Attack] = {kind: Attack(kind) for kind in _ATTACK_NAMES}
 
 
 def attack(

@@ -110,7 +110,7 @@ def _projections(width: int, seed: int) -> list[Fold]:
 
 
 @dataclass(frozen=True)
-class Gap:
+class OrderGap:
     """Debiased CKA of two sites, from blocks of rows and from a sample over all rows."""
 
     site_a: str
@@ -124,7 +124,7 @@ class Gap:
 
 def largest_gap(
     statistic: Grams, samples: tuple[Sample | None, Sample | None] | None, side_a: Side, side_b: Side
-) -> Gap | None:
+) -> OrderGap | None:
     """The pair of sites where blocks and sample differ most beyond chance; None: nowhere, or there are too few rows.
 
     With 8 blocks or more. The difference has three sources if rows are shuffled: single rows that the sample lacks
@@ -153,7 +153,9 @@ def largest_gap(
         allowed = max(float(reach), LEAST * abs(found))
         value = float(values[here[1:]])
         names = side_a.sites[sites_a[i]], side_b.sites[sites_b[j]]
-        gaps.append(Gap(*names, value, found, float(np.sqrt(own.size**2 + folded)), m, abs(value - found) / allowed))
+        gaps.append(
+            OrderGap(*names, value, found, float(np.sqrt(own.size**2 + folded)), m, abs(value - found) / allowed)
+        )
     worst = max((gap for gap in gaps if gap.excess > 1), key=lambda gap: gap.excess, default=None)
     return worst
 

@@ -30,7 +30,7 @@ from ..process_state import products
 from ..progress import track
 from ..results import Caveat, Dynamics, Estimate, Side
 from ..stats import Alignment, Atoms, DebiasedAlignment, LinearMaps, Sample, TensorPair, UncentredAlignment
-from .recorder import Probe, Recorder
+from .recorder import Recorder, RunInputs
 from .run_folder import Run, choose_sites, differ, is_run, open_run
 
 DEFAULTS = {"atoms": "atom_cosine", "weights": "weight_cosine", "activations": "debiased_cka"}
@@ -156,7 +156,7 @@ def _record(
         raise ValueError(f"need at least two checkpoints to see a change, got {len(steps)}")
     # Safetensors files are sorted by name: without a model, the order of depth is not known.
     by_depth = not any(_is_file_of_weights(thing, kind, ".safetensors") for thing in steps.values())
-    probe: Probe | None = None
+    probe: RunInputs | None = None
     origins = []
     for step in track(sorted(steps), "checkpoints", len(steps), ""):
         thing = steps[step]
@@ -166,7 +166,7 @@ def _record(
             model, prepare, weights = _open(thing, kind, options["prepare"])
             origins += [f"{name}: step {step}, {weights}"] if weights else []
             if kind == "activations" and probe is None:
-                probe = Probe(**{**options, "prepare": prepare})
+                probe = RunInputs(**{**options, "prepare": prepare})
             elif probe is not None:
                 probe.prepare = prepare
             with ExitStack() as stack:

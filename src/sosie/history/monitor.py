@@ -13,7 +13,7 @@ from ..engine import compare
 from ..engine.distributed import single_process
 from ..measures import Measure
 from ..results import Comparison
-from .recorder import Probe
+from .recorder import RunInputs
 
 MAX_ROWS = 1024
 
@@ -50,7 +50,7 @@ class Monitor:
         self.model, self.reference, self.log = model, reference, log
         self.every = whole_number(every, "every", least=1)
         self.comparisons: dict[int, Comparison] = {}
-        probe = Probe(data, rows, prepare=prepare, inputs=inputs, max_rows=max_rows)
+        probe = RunInputs(data, rows, prepare=prepare, inputs=inputs, max_rows=max_rows)
         probe.shapes(model, sites)  # raises now, not in the middle of the training
         self._data = probe.batches  # read once: a loader may shuffle
         self._options = {"measures": measures, "sites": sites, "rows": rows, "prepare_a": prepare, "prepare_b": prepare}

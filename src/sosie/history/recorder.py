@@ -79,7 +79,7 @@ class Recorder(AbstractContextManager["Recorder"]):
         if what == "activations":
             if not isinstance(model, nn.Module):
                 raise TypeError(f"activations need a torch.nn.Module to run, got {type(model).__name__}")
-            self._probe = data if isinstance(data, Probe) else Probe(data, rows, prepare=prepare, inputs=inputs)
+            self._probe = data if isinstance(data, RunInputs) else RunInputs(data, rows, prepare=prepare, inputs=inputs)
         self.about = self._describe(by_depth)
         if self.folder.exists() and not self.folder.is_dir():
             raise NotADirectoryError(f"{self.folder} is a file: name a folder")
@@ -253,7 +253,7 @@ def _tensor(parameters: Mapping[str, Tensor], name: str, part: str, module: nn.M
     return own.detach() if isinstance(own, Tensor) else own
 
 
-class Probe:
+class RunInputs:
     """Inputs that are the same at every step, and how activations on them become rows."""
 
     def __init__(

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..process_state import Shared
+from ..process_state import SharedContext
 
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
@@ -182,7 +182,7 @@ def _one_each() -> Iterator[None]:
         limited.restore_original_limits()
 
 
-one_thread = Shared(_one_each)  # NumPy's and SciPy's linear algebra on one core inside the context
+one_thread = SharedContext(_one_each)  # NumPy's and SciPy's linear algebra on one core inside the context
 
 
 def side_by_side(function: Callable[[S], T], items: Iterable[S]) -> Generator[T, None, None]:

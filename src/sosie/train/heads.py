@@ -97,8 +97,8 @@ def refit_head(
     if start is None:
         start = Heads(features.new_zeros(count, classes, width), features.new_zeros(count, classes))
     heads = Heads(*(part.detach().clone().requires_grad_() for part in (start.weight, start.bias)))
-    stepper = recipe.make_optimiser([heads.weight, heads.bias])
-    plan = recipe.make_schedule(stepper, recipe.steps(rows))
+    optimiser = recipe.make_optimiser([heads.weight, heads.bias])
+    schedule = recipe.make_schedule(optimiser, recipe.steps(rows))
     seeds = [seed] if isinstance(seed, int) else list(seed)
     head = torch.arange(count, device=features.device)[:, None]
     for index in orders(seeds, rows, recipe.epochs, recipe.batch, features.device):  # (1 or heads, batch)
@@ -106,8 +106,8 @@ def refit_head(
         # The sum over heads, so that none depends on the others.
         right = labels[head, index].flatten()
         loss = functional.cross_entropy(logits.flatten(0, 1), right, reduction="sum") / index.shape[1]
-        stepper.zero_grad()
+        optimiser.zero_grad()
         loss.backward()
-        stepper.step()
-        plan.step()
+        optimiser.step()
+        schedule.step()
     return Heads(heads.weight.detach(), heads.bias.detach())

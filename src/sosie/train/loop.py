@@ -56,7 +56,7 @@ def fit(
     whole_number(save_every, "save_every", least=1, why="1 for a checkpoint after every epoch, 5 after every fifth")
     an_epoch = recipe.steps(len(images))
     training = Training(model, recipe.padded(images), labels, recipe, seed=seed, penalty=penalty, masks=masks)
-    plan = recipe.make_schedule(training.stepper, an_epoch)
+    schedule = recipe.make_schedule(training.optimiser, an_epoch)
     live = _floating_point(model)  # in the memory layout that Training sets
     averaged: AveragedModel | None = None
     if recipe.average is not None:
@@ -70,7 +70,7 @@ def fit(
     with training:
         saved, first = None, 0
         if checkpoint is not None:
-            parts = {"optimiser": training.stepper, "schedule": plan, "average": averaged, "penalty": penalty,
+            parts = {"optimiser": training.optimiser, "schedule": schedule, "average": averaged, "penalty": penalty,
                      "masks": masks, "attack": None if recipe.attack is None else training}  # fmt: skip
             saved = TrainingFile(checkpoint, model, parts, _settings(recipe, seed, images, labels, penalty, masks))
             first = saved.load()
@@ -84,7 +84,7 @@ def fit(
         tracked = track(batches, task, (recipe.epochs - first) * an_epoch, "steps")
         for step, (index, draws) in enumerate(tracked, first * an_epoch + 1):
             training.step(index, draws)
-            plan.step()
+            schedule.step()
             if averaged is not None:
                 averaged.update_parameters(live)
             epoch, rest = divmod(step, an_epoch)
@@ -162,7 +162,7 @@ class Training(AbstractContextManager["Training"]):
     """A model, its optimiser and its images: `with Training(…) as training: training.step(index, draws)`.
 
     `images` are padded (`recipe.padded`). Apart from the penalty, nothing in a step waits for the device, draws random
-    numbers (an attack does both) or depends on the step's number. `stepper`: an optimiser instead of the recipe's; the
+    numbers (an attack does both) or depends on the step's number. `optimiser`: one instead of the recipe's; the
     caller steps the schedule (`recipe.make_schedule`). Gradients are clipped after they are masked.
     """
 
@@ -174,7 +174,7 @@ class Training(AbstractContextManager["Training"]):
         recipe: Recipe,
         *,
         seed: int = 0,
-        stepper: Optimizer | None = None,
+        optimiser: Optimizer | None = None,
         penalty: Callable[[], Tensor] | None = None,
         masks: Any = None,
     ) -> None:
@@ -184,7 +184,7 @@ class Training(AbstractContextManager["Training"]):
         if recipe.mixed:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model, self.images, self.labels, self.recipe = model, images, labels, recipe
-        self.stepper = recipe.make_optimiser(trainable(model)) if stepper is None else stepper
+        self.optimiser = recipe.make_optimiser(trainable(model)) if optimiser is None else optimiser
         self.penalty, self.masks = penalty, masks
         self._attack, self._seed = recipe.opened_attack(), seed
         self._attacks = 0  # so far
@@ -195,10 +195,10 @@ class Training(AbstractContextManager["Training"]):
 
     def __enter__(self) -> Self:
         if self.masks is not None:
-            self._held.enter_context(self.masks.hold(self.stepper))
+            self._held.enter_context(self.masks.hold(self.optimiser))
         if self.recipe.clip is not None:
             # After the hook of the masks: clipping must not count masked gradients.
-            self._held.callback(self.stepper.register_step_pre_hook(self._shorten).remove)
+            self._held.callback(self.optimiser.register_step_pre_hook(self._shorten).remove)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -224,9 +224,9 @@ class Training(AbstractContextManager["Training"]):
             loss = functional.cross_entropy(self._answer(self.recipe.prepared(x)), y)
         if self.penalty is not None:
             loss = loss + self.penalty()
-        self.stepper.zero_grad()
+        self.optimiser.zero_grad()
         loss.backward()
-        self.stepper.step()
+        self.optimiser.step()
         loss = loss.detach()
         self.taken += 1  # in place, so that a recorded step counts as well
         first = ~torch.isfinite(loss) & (self.failed == 0)
@@ -260,9 +260,9 @@ class Training(AbstractContextManager["Training"]):
         finally:
             self.model.train(training)
 
-    def _shorten(self, stepper: Optimizer, *_: Any) -> None:
+    def _shorten(self, optimiser: Optimizer, *_: Any) -> None:
         assert self.recipe.clip is not None
-        nn.utils.clip_grad_norm_([p for group in stepper.param_groups for p in group["params"]], self.recipe.clip)
+        nn.utils.clip_grad_norm_([p for group in optimiser.param_groups for p in group["params"]], self.recipe.clip)
 
 
 class TrainingFile:

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from ..checks import whole_number
 from ..data.draws import derived
-from ..process_state import Shared, switched
+from ..process_state import SharedContext, switched
 from ..progress import Progress
 from .loop import Training, epoch_orders, fit
 from .penalties import Attached
@@ -98,14 +98,14 @@ class Stack:
         return answers.float() if self.mixed else answers
 
     def learn(
-        self, x: Tensor, y: Tensor, stepper: torch.optim.Optimizer, pull: tuple[float, State] | None = None
+        self, x: Tensor, y: Tensor, optimiser: torch.optim.Optimizer, pull: tuple[float, State] | None = None
     ) -> None:
         """Take one step with every network on its own batch (networks, batch, …) with labels (networks, batch).
 
         `pull`: a weight w and a state θ₀, (networks, …) or one for all, which add w/2 ‖θ − θ₀‖² to each loss.
         """
         loss = functional.cross_entropy(self(x).flatten(0, 1), y.flatten(), reduction="sum") / y.shape[1]
-        stepper.zero_grad()
+        optimiser.zero_grad()
         loss.backward()
         if pull is not None:
             # The gradient of the square, added here: autograd would keep a difference for every parameter.
@@ -115,7 +115,7 @@ class Stack:
                 parameters, gradients, targets = (list(part) for part in zip(*pulled, strict=True))
                 with torch.no_grad():
                     torch._foreach_add_(gradients, torch._foreach_sub(parameters, targets), alpha=weight)
-        stepper.step()
+        optimiser.step()
 
     @torch.no_grad()
     def answers(self, x: Tensor, batch: int = 500) -> Tensor:
@@ -254,8 +254,8 @@ def fit_together(
             models = [build(make, seed, device) for seed in group]
             check_types(models[0], images, recipe)
             stack = Stack(without_numbers(models[0]), stacked_state(models), draws=False)
-            stepper = recipe.make_optimiser(stack.trained.values(), fused=True)
-            plan = recipe.make_schedule(stepper, an_epoch)
+            optimiser = recipe.make_optimiser(stack.trained.values(), fused=True)
+            schedule = recipe.make_schedule(optimiser, an_epoch)
             if 0 in kept:
                 reached[0].append(copy.deepcopy(stack.state()))
             for step, index in enumerate(orders(group, len(images), recipe.epochs, recipe.batch, device), 1):
@@ -264,8 +264,8 @@ def fit_together(
                     starts = torch.stack([derived(seed, step - 1) for seed in group])[:, None]
                     with stack.evaluating():
                         x = attack(lambda z: stack(recipe.prepared(z)), x, y, seed=starts, index=index)  # noqa: B023
-                stack.learn(recipe.prepared(x), y, stepper)
-                plan.step()
+                stack.learn(recipe.prepared(x), y, optimiser)
+                schedule.step()
                 epoch, rest = divmod(step, an_epoch)
                 if not rest and epoch in kept:
                     reached[epoch].append(copy.deepcopy(stack.state()))
@@ -296,7 +296,7 @@ class StepGraphs:
     def __init__(self, training: Training, rates: Tensor, seed: int) -> None:
         device, count, batch = training.images.device, len(training.images), training.recipe.batch
         self.training, self.seed, self.penalty = training, seed, training.penalty
-        self._rates, self._rate = rates, training.stepper.param_groups[0]["lr"]
+        self._rates, self._rate = rates, training.optimiser.param_groups[0]["lr"]
         self._stream = torch.cuda.Stream(device)
         self._orders = epoch_orders(count, seed)
         self._batch = batch
@@ -358,7 +358,7 @@ class StepGraphs:
     def _go_back(self, before: dict[str, Tensor]) -> None:
         for name, value in state_of(self.training.model).items():
             value.copy_(before[name])
-        for state in self.training.stepper.state.values():
+        for state in self.training.optimiser.state.values():
             for value in state.values():
                 if isinstance(value, Tensor):
                     value.zero_()  # where every optimiser here starts
@@ -461,8 +461,8 @@ def fit_side_by_side(
         for start in range(0, count, at_once):
             group: dict[int, StepGraphs] = {}
             for k in range(start, min(start + at_once, count)):
-                stepper = recipe.make_optimiser(trainable(models[k]), fused=True, capturable=True)
-                options: dict[str, Any] = {"stepper": stepper, "penalty": each_penalty[k], "masks": each_mask[k]}
+                optimiser = recipe.make_optimiser(trainable(models[k]), fused=True, capturable=True)
+                options: dict[str, Any] = {"optimiser": optimiser, "penalty": each_penalty[k], "masks": each_mask[k]}
                 group[k] = StepGraphs(Training(models[k], padded, labels, recipe, **options), rates, seeds[k])
             for k, graphs in group.items():
                 notify(k, 0)
@@ -479,7 +479,7 @@ def fit_side_by_side(
                         notify(k, epoch)
                 bar.advance()
             for graphs in group.values():
-                graphs.training.stepper.zero_grad()  # gradients would hold on to the memory of the graphs
+                graphs.training.optimiser.zero_grad()  # gradients would hold on to the memory of the graphs
     return [model.eval() for model in models]
 
 
@@ -503,4 +503,4 @@ def _one_each(values: Sequence[Any] | None, count: int, name: str) -> Sequence[A
 
 
 # cuDNN tries its algorithms on the first call of a shape: worth it for a step that is replayed ten thousand times.
-_FASTEST = Shared(lambda: switched(torch.backends.cudnn, "benchmark", True))
+_FASTEST = SharedContext(lambda: switched(torch.backends.cudnn, "benchmark", True))

@@ -131,15 +131,15 @@ class Recipe:
             group["initial_lr"] = self.rate  # a number: schedules would wait for a GPU to read a tensor
         return optimiser
 
-    def make_schedule(self, stepper: Optimizer, an_epoch: int) -> LRScheduler:
+    def make_schedule(self, optimiser: Optimizer, an_epoch: int) -> LRScheduler:
         """Make the schedule of the rate, for epochs of `an_epoch` steps."""
         steps, warmup = self.epochs * an_epoch, round(self.warmup * an_epoch)
         if not 0 <= warmup < steps:
             raise ValueError(f"a warm-up of {warmup} steps does not fit into {steps} steps of training")
         if self.schedule == "one_cycle":
             # The cycle would give plain SGD a momentum.
-            plain = any(group.get("momentum") == 0 for group in stepper.param_groups)
-            return OneCycleLR(stepper, self.rate, total_steps=steps, cycle_momentum=not plain)
+            plain = any(group.get("momentum") == 0 for group in optimiser.param_groups)
+            return OneCycleLR(optimiser, self.rate, total_steps=steps, cycle_momentum=not plain)
 
         def part(step: int) -> float:
             if step < warmup:
@@ -149,20 +149,20 @@ class Recipe:
             # A tenth from the middle on and a hundredth in the last quarter, as for residual networks on CIFAR.
             return 0.1 ** ((2 * step >= steps) + (4 * step >= 3 * steps)) if self.schedule == "steps" else 1.0
 
-        return LambdaLR(stepper, part)
+        return LambdaLR(optimiser, part)
 
     def rates(self, an_epoch: int) -> Tensor:
         """The rate of every step in advance, for steps that are recorded."""
         if self.schedule == "one_cycle" and self.momentum > 0:
             raise ValueError("recorded steps cannot move the momentum, as the one-cycle schedule does: use 'cosine'")
-        stepper = torch.optim.SGD([torch.zeros(1, requires_grad=True)], self.rate)
-        plan = self.make_schedule(stepper, an_epoch)
+        optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], self.rate)
+        schedule = self.make_schedule(optimiser, an_epoch)
         rates = torch.empty(self.epochs * an_epoch)
-        stepper.step()  # schedules expect the optimiser to step first
+        optimiser.step()  # schedules expect the optimiser to step first
         for step in range(len(rates)):
-            rates[step] = stepper.param_groups[0]["lr"]
+            rates[step] = optimiser.param_groups[0]["lr"]
             if step + 1 < len(rates):
-                plan.step()
+                schedule.step()
         return rates
 
     def padded(self, images: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from ..capture.sites import Names
 from ..checks import listed, matching, one_of, positive, whole_number
 from ..models import read_weights
 from ..models.weights import PREFIXES, fit_weights
-from ..process_state import Shared, attention_in_parts
+from ..process_state import SharedContext, attention_in_parts
 
 MASKABLE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, _ConvTransposeNd)
 MASK = "weight_mask"  # the name torch.nn.utils.prune gives the buffer
@@ -343,7 +343,7 @@ def load_masked(model: nn.Module, state: Mapping[str, Tensor] | str | os.PathLik
 
 # Random masks, and those of torch.nn.utils.prune
 
-Spread = Literal["erk", "uniform"]
+Allocation = Literal["erk", "uniform"]
 Criterion = Literal["magnitude", "magnitude_of_layer", "channels"]
 Shape = tuple[int, ...]
 
@@ -358,7 +358,7 @@ def kept_of(weights: int, sparsity: float) -> int:
     return weights - round(sparsity * weights)
 
 
-def densities_of(shapes: Mapping[str, Shape], sparsity: float, how: Spread = "erk") -> dict[str, float]:
+def densities_of(shapes: Mapping[str, Shape], sparsity: float, how: Allocation = "erk") -> dict[str, float]:
     """The share of weights that each layer keeps, before rounding to whole numbers.
 
     "erk" (Mocanu et al. 2018, Evci et al. 2020) is proportional to the sum of a weight's sides over their product, for
@@ -382,7 +382,7 @@ def densities_of(shapes: Mapping[str, Shape], sparsity: float, how: Spread = "er
         full |= over
 
 
-def counts_of(shapes: Mapping[str, Shape], sparsity: float, how: Spread = "erk") -> dict[str, int]:
+def counts_of(shapes: Mapping[str, Shape], sparsity: float, how: Allocation = "erk") -> dict[str, int]:
     """The number of weights that each layer keeps, rounded by largest remainder; the sum is exact."""
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     shares = {name: density * sizes[name] for name, density in densities_of(shapes, sparsity, how).items()}
@@ -401,7 +401,7 @@ def counts_of(shapes: Mapping[str, Shape], sparsity: float, how: Spread = "erk")
 
 
 def random_masks(
-    model: nn.Module, sparsity: float, *, how: Spread = "erk", seed: int = 0, dense: str | Iterable[str] = ()
+    model: nn.Module, sparsity: float, *, how: Allocation = "erk", seed: int = 0, dense: str | Iterable[str] = ()
 ) -> Masks:
     """Draw random masks, and set the masked weights to 0.
 
@@ -676,7 +676,7 @@ def sparse_cost(model: nn.Module, *args: Any, **kwargs: Any) -> SparseCost:
 
 
 # Torch's counter does not see the products of the fused transformer layer, or of flash attention on a CPU.
-_PLAIN_ATTENTION = Shared(lambda: sdpa_kernel(SDPBackend.MATH))
+_PLAIN_ATTENTION = SharedContext(lambda: sdpa_kernel(SDPBackend.MATH))
 
 
 def _where(tensor: Tensor) -> tuple[int, int]:

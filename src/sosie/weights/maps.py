@@ -70,7 +70,7 @@ def compare_maps(
         raise ValueError(f"models must take inputs of one size, but {sizes}; input_shape= sets the size of images")
     kinds = list(dict.fromkeys(map(_is_centred, measures)))
     exact = probes is None and _bytes(maps, len(kinds)) <= memory
-    source = ExactValues(maps, kinds) if exact else ProbeValues(maps, probes or PROBES, seed)
+    source = ExactValues(maps, kinds) if exact else EstimatedValues(maps, probes or PROBES, seed)
 
     def compare(i: int, j: int) -> Comparison:
         a, b = maps[i], maps[j]
@@ -480,7 +480,7 @@ FEWEST = 2 * BLOCK
 Grams = dict[bool, Tensor]  # centred (True) and as they are (False)
 
 
-def probe(linear: LinearNetwork, probes: int, seed: int) -> Grams:
+def random_grams(linear: LinearNetwork, probes: int, seed: int) -> Grams:
     """Gram matrices (blocks, S, b, b) of each site's response to Gaussian inputs, with a diagonal of 0.
 
     The inputs depend on `seed` alone, so that they are the same for each network.
@@ -516,12 +516,12 @@ def probe(linear: LinearNetwork, probes: int, seed: int) -> Grams:
     return kinds
 
 
-class ProbeValues:
+class EstimatedValues:
     """Values from Gaussian inputs."""
 
     def __init__(self, maps: Sequence[LinearNetwork], probes: int, seed: int) -> None:
         self.n, self.seed, self.statistic = probes, seed, f"{probes} Gaussian inputs, seed {seed}"
-        self._grams = [probe(linear, probes, seed) for linear in maps]
+        self._grams = [random_grams(linear, probes, seed) for linear in maps]
 
     def pair(self, i: int, j: int, measure: Measure) -> tuple[Array, Array | None, Array | None]:
         """The values of a pair and their interval, from leaving out one block at a time."""
@@ -531,7 +531,7 @@ class ProbeValues:
         return value, *around(measure, value, by_jackknife(without))
 
     def with_other(self, i: int, other: LinearNetwork, measures: Sequence[Measure]) -> dict[str, Array]:
-        grams = probe(other, self.n, self.seed)
+        grams = random_grams(other, self.n, self.seed)
         return {measure.name: _from_grams(measure, self._grams[i], grams)[0] for measure in measures}
 
 

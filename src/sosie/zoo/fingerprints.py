@@ -493,7 +493,7 @@ def linear_vectors(
     """
     maps.check_weights(source)
     linear = maps.look(source, input_shape(probe.batch))
-    grams = maps.probe(linear, maps.FEWEST, seed)
+    grams = maps.random_grams(linear, maps.FEWEST, seed)
     block = grams[True].shape[-1]
     i, j = torch.triu_indices(block, block, 1)
     centred, plain = (grams[kind][..., i, j].transpose(0, 1).flatten(1) for kind in (True, False))

@@ -442,13 +442,13 @@ class Server:
             if stack.trained:
                 images = self.clients.train[group]
                 seeds = [order_seed(self.seed, *when, client) for client in group.tolist()]
-                stepper = recipe.make_optimiser(stack.trained.values(), fused=True)
-                plan = recipe.make_schedule(stepper, recipe.steps(images.shape[1]))
+                optimiser = recipe.make_optimiser(stack.trained.values(), fused=True)
+                schedule = recipe.make_schedule(optimiser, recipe.steps(images.shape[1]))
                 with seeded(seeds[0], images.device):  # dropout draws from torch's own generators
                     for index in orders(seeds, images.shape[1], count, recipe.batch, images.device):
                         numbers = images.gather(1, index)
-                        stack.learn(self._inputs(numbers), self.clients.labels[numbers], stepper, pull)
-                        plan.step()
+                        stack.learn(self._inputs(numbers), self.clients.labels[numbers], optimiser, pull)
+                        schedule.step()
             parts.append({**members, **stack.state()})
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]} if len(parts) > 1 else parts[0]
 
