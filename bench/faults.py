@@ -21,17 +21,19 @@ The two others are told "input" for free where the inputs differ.
 
     python bench/faults.py                          # all of it
     python bench/faults.py --only "wrong eps" gpt2  # a few kinds or families; prints, and writes nothing
+    python bench/faults.py --tools sosie            # one tool again; what the others said is kept
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import math
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
@@ -40,7 +42,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from measuring import show
+from measuring import RESULTS, show, write
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
@@ -51,6 +53,11 @@ from sosie.models import open_model
 
 INPUTS = 8
 SEED = 0
+PATH = RESULTS / "faults.json"
+WHAT = """A fault is put into one module of a network, or a change that must not matter is made to it; given both models
+and a few inputs, a tool names a module or says that they are the same. *named*: exactly the module with the fault, or
+the one whose own forward has it. *right block*: a module around it or inside it. Faults count that change what their
+module answers beyond its rounding."""
 
 # The networks
 
@@ -117,11 +124,11 @@ SENTENCES = (
 )
 
 
-def sentences() -> dict[str, Tensor]:
+def tokenised(texts: list[str]) -> dict[str, Tensor]:
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(_minilm_folder())
-    return dict(tokenizer(list(SENTENCES), padding=True, return_tensors="pt"))
+    return dict(tokenizer(list(texts), padding="max_length", max_length=24, return_tensors="pt"))
 
 
 def tokens(vocabulary: int, length: int = 16) -> dict[str, Tensor]:
@@ -154,7 +161,7 @@ def family(name: str) -> Family:
         sizes = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128}
         return Family(name, lambda: transformer("ViT", image_size=32, patch_size=8, **sizes), pictures)
     if name == "minilm":
-        return Family(name, minilm, sentences())
+        return Family(name, minilm, list(SENTENCES), tokenised)
     if name == "gpt2":
         sizes = {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 64, "vocab_size": 199}
         ends = {"bos_token_id": 1, "eos_token_id": 2}
@@ -192,7 +199,7 @@ class Change:
     a: nn.Module | None = None  # what it is held against, if not the original
     prepare: Callable[[Any], Any] | None = None  # of B's inputs, after that of the family
     options: dict[str, Any] = field(default_factory=dict)  # of diff
-    in_other_batches: bool = False  # A is recorded in batches of another size
+    one_by_one: bool = False  # A's activations are recorded, and B reads one input at a time
 
 
 @dataclass(frozen=True)
@@ -853,7 +860,7 @@ def _(root: nn.Module, name: str) -> Change:
     return Change(prepare=lambda x: 0.9 * x + 0.1)
 
 
-@fault("another tokeniser", "minilm input", "llama input")
+@fault("another tokeniser", "minilm input")
 def _(root: nn.Module, name: str) -> Change:
     return Change(prepare=lambda x: {**x, "input_ids": x["input_ids"].clone().index_fill_(1, torch.tensor([3]), 102)})
 
@@ -863,7 +870,7 @@ def _(root: nn.Module, name: str) -> Change:
 
 @harmless("another batch size", *ALL)
 def _(root: nn.Module, name: str) -> Change:
-    return Change(in_other_batches=True)
+    return Change(one_by_one=True)
 
 
 @harmless("another number of threads", *ALL)
@@ -1142,8 +1149,8 @@ def _(root: nn.Module, name: str) -> None:
 
 
 @harmless("mask of another type", "minilm", *DECODERS)
-def _(root: nn.Module, name: str) -> Change:
-    return Change(prepare=lambda x: {**x, "attention_mask": x["attention_mask"].bool()})
+def _(root: nn.Module, name: str) -> None:
+    with_argument(root, "attention_mask", lambda mask: mask.bool())
 
 
 @harmless("products in two parts", "vit", "hf-vit", "minilm", "llama", "qwen")
@@ -1375,10 +1382,10 @@ def by_sosie(it: Set) -> tuple[str | None, str]:
     extra = it.change.prepare
     both = (lambda x: extra(prepare(x) if prepare else x)) if extra else prepare
     options = {"prepare_b": both, **it.change.options}
-    if it.change.in_other_batches:
+    if it.change.one_by_one:
         with tempfile.TemporaryDirectory() as folder:
-            path = record(it.a, in_batches(data, 3), f"{folder}/a.safetensors", prepare=prepare)
-            d = sosie.diff(path, it.b, in_batches(data, 5), **options)
+            path = record(it.a, [data], f"{folder}/a.safetensors", prepare=prepare)
+            d = sosie.diff(path, it.b, memory=1, **options)
     else:
         d = sosie.diff(it.a, it.b, [data], prepare_a=prepare, **options)
     return None if d.same else d.first or "", d.verdict
@@ -1388,7 +1395,7 @@ def in_batches(data: Any, size: int) -> list[Any]:
     if isinstance(data, dict):
         parts = {key: tensor.split(size) for key, tensor in data.items()}
         return [dict(zip(parts, values, strict=True)) for values in zip(*parts.values(), strict=True)]
-    return list(data.split(size))
+    return [data[start : start + size] for start in range(0, len(data), size)]
 
 
 def other_inputs(it: Set) -> bool:
@@ -1436,8 +1443,8 @@ def by_assert_close(it: Set) -> tuple[str | None, str]:
     """The first module whose output is not close, and whether the answers are."""
     if other_inputs(it):
         return "input", ""
-    if it.change.in_other_batches:
-        parts = [activations(it.b, part) for part in in_batches(it.given("b"), 5)]
+    if it.change.one_by_one:
+        parts = [activations(it.b, part) for part in in_batches(it.given("b"), 1)]
         there = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     else:
         there = activations(it.b, it.given("b"))
@@ -1462,13 +1469,19 @@ def by_torchlens(it: Set) -> tuple[str | None, str]:
         with torch.no_grad():
             return torchlens.trace(model, (), given) if isinstance(given, dict) else torchlens.trace(model, [given])
 
-    traces = [trace(it.a, it.given("a")), trace(it.b, it.given("b"))]
+    known = it.change.a is None and it.case.family in _TRACES
+    trace_a = _TRACES[it.case.family] if known else trace(it.a, it.given("a"))
+    if it.change.a is None:
+        _TRACES[it.case.family] = trace_a
+    traces = [trace_a, trace(it.b, it.given("b"))]
     row = first_divergence(*traces)
     if row is None:
         return None, ""
     op = traces[row["status"] == "only-b"][row["op"]]
     return (op.modules[-1].rpartition(":")[0] if op.modules else "output"), f"{row['op']} {row['status']}"
 
+
+_TRACES: dict[str, Any] = {}  # of the originals
 
 TOOLS: dict[str, Callable[[Set], tuple[str | None, str]]] = {
     "sosie": by_sosie,
@@ -1559,57 +1572,90 @@ def examined(case: Case, tools: list[str]) -> dict[str, Any]:
     return row
 
 
-def tallied(rows: list[dict[str, Any]], by: str, tools: list[str], scores: tuple[str, ...]) -> list[dict[str, Any]]:
-    table = []
-    for name in dict.fromkeys(row[by] for row in rows):
-        some = [row for row in rows if row[by] == name]
-        line: dict[str, Any] = {by: name, "cases": len(some)}
-        for tool in tools:
-            for score in scores if tool == tools[0] else scores[:1]:
-                line[f"{tool}: {score}"] = sum(row[tool]["score"] == score for row in some)
-        line["each"] = some
-        table.append(line)
-    return table
-
-
-def totals(rows: list[dict[str, Any]], tools: list[str], scores: tuple[str, ...]) -> list[dict[str, Any]]:
-    return [
-        {
-            "tool": tool,
-            "cases": len(rows),
-            **{score: sum(row[tool]["score"] == score for row in rows) for score in scores},
-            f"share {scores[0]}": sum(row[tool]["score"] == scores[0] for row in rows) / max(1, len(rows)),
-            "seconds a case": sum(row[tool]["seconds"] for row in rows) / max(1, len(rows)),
-        }
-        for tool in tools
-    ]
-
-
 FAULTY = ("named", "right block", "wrong", "missed", "error")
 SOUND = ("false alarm", "same", "error")
 
 
-def main(only: list[str] | None = None, tools: list[str] | None = None) -> None:
-    torch.set_num_threads(1)
-    tools = list(TOOLS) if tools is None else tools
-    chosen = [c for c in (*FAULTS, *HARMLESS) if not only or {c.kind, c.family} & set(only)]
-    rows = []
-    for number, case in enumerate(chosen, 1):
-        row = examined(case, tools)
-        rows.append(row)
-        told = "  ".join(f"{tool}: {row[tool]['score']} {row[tool]['answer'] or ''}" for tool in tools)
-        counted = "" if row.get("counts", True) else "  (does not count)"
-        print(f"{number:3}/{len(chosen)} {case.kind}, {case.family} {case.module or ''}{counted}  {told}", flush=True)
+def totals(rows: list[dict[str, Any]], scores: tuple[str, ...]) -> list[dict[str, Any]]:
+    """A line for each tool: how many cases have each score."""
+    table = []
+    for tool in TOOLS:
+        told = [row[tool] for row in rows if tool in row]
+        if told:
+            count = {score: sum(each["score"] == score for each in told) for score in scores}
+            share = f"{100 * count[scores[0]] / len(told):.1f} %"
+            seconds = sum(each["seconds"] for each in told) / len(told)
+            table.append({"tool": tool, "cases": len(told), **count, f"share {scores[0]}": share, "seconds": seconds})
+    return table
+
+
+def tallied(rows: list[dict[str, Any]], by: str, score: str) -> list[dict[str, Any]]:
+    """A line for each kind or family: how many cases have this score with each tool; `each` has the cases."""
+    table = []
+    for name in dict.fromkeys(row[by] for row in rows):
+        some = [row for row in rows if row[by] == name]
+        counts = {tool: sum(row[tool]["score"] == score for row in some if tool in row) for tool in TOOLS}
+        table.append({by: name, "cases": len(some), **counts, **({"each": some} if by == "kind" else {})})
+    return table
+
+
+def summed_up(rows: list[dict[str, Any]]) -> dict[str, Any]:
     faults = [row for row in rows if row.get("counts")]
     sound = [row for row in rows if row["module"] is None]
-    for title, some, scores in (("Faults", faults, FAULTY), ("Harmless changes", sound, SOUND)):
-        if some:
-            show(title, totals(some, tools, scores))
+    rest = [row for row in rows if row.get("sosie", {}).get("score") not in ("named", "same", None)]
+    left = [
+        {key: row[key] for key in ("kind", "family", "module")} | row["sosie"]
+        for row in rest
+        if row.get("counts", True)
+    ]
+    return {
+        "Faults": totals(faults, FAULTY),
+        "Faults named, by family": tallied(faults, "family", "named"),
+        "Faults named, by kind": tallied(faults, "kind", "named"),
+        "Harmless changes": totals(sound, SOUND),
+        "False alarms, by family": tallied(sound, "family", "false alarm"),
+        "False alarms, by kind": tallied(sound, "kind", "false alarm"),
+        "What sosie did not name, and its false alarms": left,
+        "Faults that change nothing here, and do not count": [row for row in rows if row.get("counts") is False],
+    }
+
+
+def rows_of(found: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rows of a table that was written."""
+    for title in ("Faults named, by kind", "False alarms, by kind"):
+        for line in found[title]:
+            yield from line["each"]
+    yield from found["Faults that change nothing here, and do not count"]
+
+
+def identity(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["kind"], row["family"], row["module"]
+
+
+def main(only: list[str] | None = None, tools: list[str] | None = None) -> None:
+    torch.set_num_threads(1)
+    known: dict[Any, dict[str, Any]] = {}
+    if tools and PATH.exists():
+        known = {identity(row): row for row in rows_of(json.loads(PATH.read_text("utf-8")))}
+    chosen = [case for case in (*FAULTS, *HARMLESS) if not only or {case.kind, case.family} & set(only)]
+    rows = []
+    for number, case in enumerate(chosen, 1):
+        row = examined(case, tools or list(TOOLS))
+        told = "  ".join(f"{tool}: {row[tool]['score']} {row[tool]['answer'] or ''}" for tool in TOOLS if tool in row)
+        counted = "" if row.get("counts", True) else "  (does not count)"
+        print(f"{number:3}/{len(chosen)} {case.kind}, {case.family} {case.module or ''}{counted}  {told}", flush=True)
+        rows.append({**known.get(identity(row), {}), **row})
+    found = summed_up(rows)
+    for title, table in found.items():
+        if table and not title.startswith("Faults that"):
+            show(title, [{key: value for key, value in line.items() if key != "each"} for line in table])
+    if not only:
+        write(PATH.stem, {"what": WHAT, **found})
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", nargs="*", help="kinds or families; nothing is written")
-    parser.add_argument("--tools", nargs="*", choices=list(TOOLS))
+    parser.add_argument("--tools", nargs="*", choices=list(TOOLS), help="the answers of the others are kept")
     given = parser.parse_args()
     main(given.only, given.tools)
