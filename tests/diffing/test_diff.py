@@ -59,7 +59,7 @@ def test_fused_layers_and_other_layouts() -> None:
 def test_other_batches_wrappers_and_types() -> None:
     same(copy.deepcopy(A), data=[X[:5], X[5:]])
     same(nn.DataParallel(copy.deepcopy(A)))
-    same(torch.compile(copy.deepcopy(A)))
+    same(torch.compile(copy.deepcopy(A), backend="aot_eager"))
     d = same(edited(A, nn.Module.bfloat16), floor="bfloat16")
     assert d.verdict == "The same up to bfloat16 rounding at all 4 sites."
     assert "inputs are cast" in d.caveats[0]
@@ -310,6 +310,27 @@ def test_a_module_that_is_called_several_times() -> None:
     assert [site.site_a for site in d.sites] == ["mix", "mix@2", "mix@3", "out", "output"]
     assert d.first == "mix"
     assert d.sites[3].made == pytest.approx(0, abs=1e-6)
+
+
+def wrong(graph: Any, examples: Any) -> Callable[..., Any]:
+    """A compiler that makes a mistake."""
+    return lambda *given: [1.01 * y for y in graph(*given)]
+
+
+def test_compiled_code_is_run() -> None:
+    def compiled_block(b: Any) -> None:
+        b.block2.compile(backend=wrong)
+
+    compiled: nn.Module = torch.compile(copy.deepcopy(A), backend=wrong)  # type: ignore[assignment]
+    for a, b in ((A, compiled), (A, edited(A, compiled_block)), (compiled, A)):
+        torch.compiler.reset()
+        d = sosie.diff(a, b, X)
+        assert (d.same, d.first) == (False, "output")
+        assert not any(site.beyond for site in d.sites[:-1])
+    assert "the compiled code of B makes it" in sosie.diff(A, compiled, X).verdict
+    torch.compiler.reset()
+    # What it was compiled from is wrong: that is named.
+    assert first(torch.compile(edited(A, transposed), backend="eager")) == "block2.conv"
 
 
 # The floor

@@ -68,14 +68,14 @@ def every_module_called(model: nn.Module) -> Iterator[None]:
     modules = modules_of(model)
     with ExitStack() as stack:
         stack.enter_context(held(modules))
-        if any(map(_is_compiled, modules)):
+        if any(map(is_compiled, modules)):
             stack.enter_context(_EAGER)
         if any(isinstance(module, (nn.MultiheadAttention, nn.TransformerEncoderLayer)) for module in modules):
             stack.enter_context(attention_in_parts)
         yield
 
 
-def _is_compiled(module: nn.Module) -> bool:
+def is_compiled(module: nn.Module) -> bool:
     """Return whether torch.compile stands between a call of this module and its code."""
     return (
         COMPILED in module._modules

@@ -217,7 +217,7 @@ class _Run:
                 yield Chunk(cut(chunk.batch, start, start + count), chunk.start + start, count)
 
     def result(self, *, replay: bool, rtol: float | None, atol: float | None, data: Any) -> Diff:
-        run = Replay(self.a, self.b, self.pairs, replay=replay, rtol=rtol, atol=atol)
+        run = Replay(self.a, self.b, self.pairs, replay=replay, as_called=True, rtol=rtol, atol=atol)
         worst, most, inputs = self.look, -1.0, 0
         title = f"comparing {self.a.name} and {self.b.name}"
         floor_chunk = self._floor_chunk()
@@ -317,6 +317,9 @@ class _Run:
     def _unexplained(self, rows: Sequence[SiteDiff], *, replay: bool) -> tuple[str | None, str]:
         """Where an error that no module makes shows first."""
         beyond = next(row for row in rows if row.beyond)
+        compiled = [each.name for each in (self.a, self.b) if isinstance(each, Subject) and each.is_compiled]
+        if beyond.site_a == OUTPUT and compiled:
+            return OUTPUT, f"at the output alone: the compiled code of {listed(compiled)} makes it"
         if not replay:
             return None, f"from {beyond.site_b} on; which module makes it was not sought"
         if all(row.made is None for row in rows):
