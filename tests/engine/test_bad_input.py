@@ -193,7 +193,7 @@ def test_wrong_arguments() -> None:
         sosie.compare(mlp(), mlp(1), x, memory="four")
     with pytest.raises(ValueError, match="at least two models"):
         sosie.compare([mlp()], x)
-    with pytest.raises(TypeError, match="there is no second one"):
+    with pytest.raises(TypeError, match="are one argument"):
         sosie.compare([mlp(), mlp(1)], x, x)
     assert isinstance(sosie.compare([mlp(), mlp(1)], data=x), Comparison)
     with pytest.raises(ValueError, match="at least 4"):

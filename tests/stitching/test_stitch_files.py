@@ -37,7 +37,7 @@ def test_a_stitch_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_other_models_are_refused(saved: Path) -> None:
-    with pytest.raises(ValueError, match="model B is not the one that was stitched"):
+    with pytest.raises(ValueError, match="model B is not the model that was stitched"):
         sosie.Stitch.load(saved, cnn(0), cnn(2))
     with pytest.raises(ValueError, match="model A is not the one"):
         sosie.Stitch.load(saved, cnn(1), cnn(1))

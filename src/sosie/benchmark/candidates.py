@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import one_of
-from ..engine.evaluate import CONSTANT_IN_FLOAT32, check_widths, view_of
+from ..engine.evaluate import CONSTANT_IN_FLOAT32, view_of
 from ..factory import is_factory, load_function
 from ..linalg import side_by_side
 from ..measures import MEASURES, Measure, find, snap_to_bounds
@@ -177,7 +177,7 @@ def _of_rows(
     table: Tensor | None = None  # the values of all pairs, for measures that give them at once
 
     def value(i: int, j: int) -> float:
-        check_widths(measure, rows[i].shape[1], rows[j].shape[1])
+        measure.check_widths(rows[i].shape[1], rows[j].shape[1])
         if not (varies[i] and varies[j]):
             raise ValueError("the last hidden layer of a network does not vary over these images")
         value = measure(view_of(measure.reads, sample, i, j)) if table is None else table[i, j]

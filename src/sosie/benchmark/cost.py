@@ -24,7 +24,7 @@ from ..capture import Chunk, Rule, borrowed, recut, rule_name
 from ..capture.batches import example_input
 from ..checks import whole_number
 from ..data import open_data
-from ..engine.evaluate import check_widths, view_of
+from ..engine.evaluate import view_of
 from ..engine.network import Network
 from ..engine.plan import MEMORY, Request, make_plan, parse_size
 from ..engine.provenance import describe_model, provenance
@@ -238,7 +238,7 @@ class _Pair:
     """The growing statistic of one pair of sites: the one that `compare` would choose for this number of rows."""
 
     def __init__(self, measure: Measure, x: Tensor, y: Tensor, rows: int, memory: int) -> None:
-        check_widths(measure, x.shape[1], y.shape[1])
+        measure.check_widths(x.shape[1], y.shape[1])
         widths = (x.shape[1],), (y.shape[1],)
         plan = make_plan(Request((measure,)), widths, rows, budget=memory, blocks=False)
         self.measure, self.rows = measure, 0

@@ -181,7 +181,7 @@ class Call:
 
 
 def some_inputs(call: Call, start: int, stop: int, *, of: int) -> Call:
-    """A call of so many inputs as if only some of them had been given."""
+    """A call, of `of` inputs, as if only some of them had been given."""
 
     def part(structure: Any) -> Any:
         for path, tensor in tensors_at(structure):
@@ -311,13 +311,13 @@ def _located(names: Sequence[str | int], arguments: Arguments) -> dict[Path, tup
     }
 
 
-def fed(arguments: Arguments, found: Iterable[Argument]) -> Arguments:
+def fed(arguments: Arguments, given: Iterable[Argument]) -> Arguments:
     """B's arguments with A's tensors, copied into B's type and device, in place of those that fit.
 
     Only activations are A's. Caches, flags and other objects stay B's own, and so do masks that say the same, since how
     a mask is written belongs to an implementation.
     """
-    for each in found:
+    for each in given:
         if each.fits and not (each.is_mask and says_the_same(each.own, each.other)):
             arguments = replaced(arguments, each.path, like_own(each.other, each.own))
     return arguments

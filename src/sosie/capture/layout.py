@@ -58,10 +58,10 @@ class FeatureAxes(TorchDispatchMode):
             with self:
                 return func._op_dk(_COMPOSITE, *args, **kwargs)
         output = func(*args, **kwargs)
-        self._read(_Call(func, args, kwargs), _tensors([output]))
+        self._read(Operation(func, args, kwargs), _tensors([output]))
         return output
 
-    def _read(self, call: _Call, outputs: list[Tensor]) -> None:
+    def _read(self, call: Operation, outputs: list[Tensor]) -> None:
         if call.tensors and all(isinstance(tensor, nn.Parameter) or tensor in self._weights for tensor in call.tensors):
             for output in outputs:
                 self._weights[output] = True
@@ -77,7 +77,7 @@ class FeatureAxes(TorchDispatchMode):
             else:
                 self._known.pop(output, None)
 
-    def _axes(self, call: _Call, output: Tensor) -> list[_Axis] | None:
+    def _axes(self, call: Operation, output: Tensor) -> list[_Axis] | None:
         """Return the axes of an operation's output, or None if nothing is known."""
         shape, name = list(output.shape), call.name
         if _CONVOLUTION.fullmatch(name):
@@ -101,7 +101,7 @@ class FeatureAxes(TorchDispatchMode):
             return None if axes is None else _moved(call, axes, shape)
         return self._same_rank(call, shape)
 
-    def _normed(self, call: _Call, shape: list[int], at: int) -> list[_Axis] | None:
+    def _normed(self, call: Operation, shape: list[int], at: int) -> list[_Axis] | None:
         """Return the axes after a norm of one axis, which marks it as features; None if a layer marked another one."""
         before = self._known.get(call.tensors[0])
         if before is not None and not before[at].holds_any:
@@ -109,7 +109,7 @@ class FeatureAxes(TorchDispatchMode):
         # A norm of instances flattens the inputs into its channels and keeps the shape.
         return _one(shape, at) if before is None or before[at].whole or at > 1 else _resized(before, shape)
 
-    def _product(self, call: _Call, shape: list[int]) -> list[_Axis] | None:
+    def _product(self, call: Operation, shape: list[int]) -> list[_Axis] | None:
         x, y = call.tensors[-2:]
         left, right = self._known.get(x), self._known.get(y)
         if isinstance(y, nn.Parameter) or y in self._weights:
@@ -123,7 +123,7 @@ class FeatureAxes(TorchDispatchMode):
             # A product with a constant keeps features; one of two activations, as of queries and keys, leaves none.
         return _one(shape, -1) if left is not None and right is None else None
 
-    def _pointwise(self, call: _Call, shape: list[int]) -> list[_Axis] | None:
+    def _pointwise(self, call: Operation, shape: list[int]) -> list[_Axis] | None:
         known = self._known_axes(call)
         whole = [axes for axes in known if [axis.size for axis in axes] == shape]
         if whole:
@@ -136,7 +136,7 @@ class FeatureAxes(TorchDispatchMode):
                     result[-i] = axis
         return result
 
-    def _same_rank(self, call: _Call, shape: list[int]) -> list[_Axis] | None:
+    def _same_rank(self, call: Operation, shape: list[int]) -> list[_Axis] | None:
         """Return the axes after an operation that keeps their order; it may change their sizes."""
         candidates = [axes for axes in self._known_axes(call) if len(axes) == len(shape)]
         if call.name not in _RESIZES:
@@ -145,7 +145,7 @@ class FeatureAxes(TorchDispatchMode):
             return None
         return _resized(candidates[0], shape)
 
-    def _known_axes(self, call: _Call) -> list[list[_Axis]]:
+    def _known_axes(self, call: Operation) -> list[list[_Axis]]:
         return [axes for tensor in call.tensors if (axes := self._known.get(tensor)) is not None]
 
 
@@ -172,19 +172,21 @@ class _Axis(NamedTuple):
         return any(features for _, features in self.parts)
 
 
-class _Call:
-    """An operation with its arguments by name and the tensors among them."""
+class Operation:
+    """An operation of a forward with its arguments by name and the tensors among them."""
 
     def __init__(self, func: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         schema = func._schema.arguments
         self.name = func.overloadpacket.__name__.rstrip("_")
-        self.pointwise = torch.Tag.pointwise in func.tags or self.name in _POINTWISE
-        self.arguments = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-        self.arguments |= dict(zip((argument.name for argument in schema), args, strict=False)) | kwargs
+        self.pointwise = torch.Tag.pointwise in func.tags or self.name in POINTWISE
+        defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+        self.arguments: dict[str, Any] = (
+            defaults | dict(zip((argument.name for argument in schema), args, strict=False)) | kwargs
+        )
         self.tensors = _tensors(self.arguments.values())
 
     def __getitem__(self, name: str) -> Any:
-        return self.arguments[name]
+        return self.arguments.get(name)
 
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -198,8 +200,8 @@ def _is_composite(func: OpOverload) -> bool:
 _CONVOLUTION = re.compile(r"\w*(convolution|conv\dd)\w*")
 _NORM = re.compile(r"\w*(batch_norm|group_norm)\w*")  # of the second axis
 _LAST = re.compile(r"_?embedding\w*|linear\w*|_trilinear|\w*(rnn|lstm|gru)\w*")
-_POINTWISE = {  # not marked so
-    *("_prelu_kernel", "hardswish", "copy", "native_dropout"),
+POINTWISE = {  # not tagged so
+    *("_prelu_kernel", "hardswish", "copy", "native_dropout", "dropout"),
     *("leaky_relu", "elu", "hardtanh", "mish", "softplus", "hardsigmoid"),  # by torch 2.4
 }
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv"}
@@ -212,7 +214,7 @@ _SPLITS = {"split", "split_with_sizes", "unsafe_split", "unbind"}
 _RESIZES = {"slice", *_SPLITS, "cat", "constant_pad_nd", "pixel_shuffle", "pixel_unshuffle"}
 
 
-def _moved(call: _Call, axes: list[_Axis], shape: list[int]) -> list[_Axis] | None:
+def _moved(call: Operation, axes: list[_Axis], shape: list[int]) -> list[_Axis] | None:
     """Return the axes after an operation that removes some, adds some or changes their order."""
     n, name = len(axes), call.name
     if name in _VIEWS:

@@ -361,7 +361,7 @@ def _result(name: str, func: Any, args: Any, kwargs: Any, arguments: Arguments, 
         return _wrapped(func(*_inner(args), **_inner(kwargs)), 0, reason)
     except Exception as error:
         if name == "embedding":
-            raise NotLinear(f"{place()} looks up token ids, so the model is no linear map of its input") from error
+            raise NotLinear(f"{place()} looks up token ids, so the model is not a linear map of its input") from error
         raise NotLinear(f"{reason} is not linear, and it does not take float64 numbers ({error})") from error
 
 

@@ -126,7 +126,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _evaluate(model: nn.Module, modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]) -> None:
-    """Set eval mode unless it is set already: setting hundreds of flags takes a good part of a millisecond."""
+    """Set eval mode unless it is set already: setting hundreds of flags takes almost a millisecond."""
     if any(parameter.is_meta for parameter in parameters):
         name = next(name for name, parameter in model.named_parameters() if parameter.is_meta)
         raise ValueError(f"{name} is on the meta device, which holds no numbers: load the weights first")

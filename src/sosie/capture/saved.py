@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..checks import matching, nearest
-from ..files import DamagedFile, check_hash, check_schema, check_tensors
+from ..files import DamagedFile, check_hash, check_schema, check_tensors, reading
 from .batches import number_array, with_tensors
 from .rows import Rule, to_rows
 from .sites import Site, SiteError
@@ -159,10 +159,8 @@ def about_extracted(path: Path) -> dict[str, Any]:
         text = file.metadata() or {}
     if text.get("format") != f"sosie-{ACTIVATIONS}":
         return {}
-    try:
+    with reading(path):
         about: dict[str, Any] = json.loads(text["about"])
-    except (KeyError, ValueError) as error:
-        raise DamagedFile(f"{path} is damaged: it does not say which rows it holds") from error
     check_schema(path, about, _ABOUT)
     return about
 

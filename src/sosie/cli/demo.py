@@ -46,9 +46,9 @@ def demo(
     written = [out.with_name(f"{out.stem}-{letter}.safetensors") for letter in "ab"]
     for network, path in zip(networks, written, strict=True):
         write_weights(path, network.model.state_dict())
-    found = compare(networks, test.batches(250), measures=["debiased_cka", "procrustes_angle", "mutual_knn"])
-    written += [found.save(out.with_suffix(".json")), write_report(found, out)]
-    print_comparison(found)
+    result = compare(networks, test.batches(250), measures=["debiased_cka", "procrustes_angle", "mutual_knn"])
+    written += [result.save(out.with_suffix(".json")), write_report(result, out)]
+    print_comparison(result)
     typer.echo("\nCan the second do its job with what the first represents?")
     stitched = stitch_sites(networks[0], networks[1], train.batches(250), test=test.batches(250))
     written.append(write_report(stitched, out.with_name(f"{out.stem}-stitched{out.suffix}")))

@@ -63,10 +63,10 @@ def _verdicts(paper: Path) -> str:
     ours, theirs = (
         Counter(each["outcome"] for each in counted if (each["kind"] == "ours") == own) for own in (True, False)
     )
-    told = [("of the paper", theirs), ("of our own", ours)]
+    counted = [("of the paper", theirs), ("of our own", ours)]
     return "; ".join(
         f"{sum(counts.values())} {whose}: "
         + ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome])
-        for whose, counts in told
+        for whose, counts in counted
         if counts
     )

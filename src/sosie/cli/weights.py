@@ -31,7 +31,7 @@ def weights(
     ] = None,
     joint: Annotated[
         str | None,
-        opt.option(opt.COMPARED, "N", "For measures of atoms: decompose the models together into so many; or polar."),
+        opt.option(opt.COMPARED, "N", "For measures of atoms: decompose the models together into this many; or polar."),
     ] = None,
     base: Annotated[
         str | None, opt.option(opt.INPUTS, "MODEL", "For measures of tensors and atoms: the common initial model.")

@@ -144,7 +144,7 @@ def list_(
     tag: Tag = None,
     architecture: Architecture = None,
     task: Task = None,
-    limit: Annotated[int | None, opt.option(opt.OUTPUT, "N", "List only so many.", default="all", min=1)] = None,
+    limit: Annotated[int | None, opt.option(opt.OUTPUT, "N", "List at most this many.", default="all", min=1)] = None,
     failed: Annotated[bool, opt.flag(opt.WHICH, "--failed", "Models that could not be added, and why.")] = False,
     as_json: opt.AsJson = False,
 ) -> None:

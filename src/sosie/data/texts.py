@@ -110,7 +110,7 @@ def open_dataset(text: str, split: str, max_rows: int | None) -> Table:
     kinds = {column: _kind(feature) for column, feature in rows.features.items()}
     column = options.get("column") or _main_column(name, kinds)
     if kinds.get(column) not in ("text", "image"):
-        raise ValueError(f"datasets:{name}: {column!r} is no column of texts or images; it has {_described(kinds)}")
+        raise ValueError(f"datasets:{name}: {column!r} is not a column of texts or images; it has {_described(kinds)}")
     whole = [label for label in _LABEL_COLUMNS if "int" in kinds.get(label, "")]  # as in a .csv file
     labels = next((label for label in [*whole, *kinds] if label in whole or kinds[label] == "labels"), None)
     rows = rows.select_columns([column] if labels is None else [column, labels])

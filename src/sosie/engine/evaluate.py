@@ -179,7 +179,7 @@ def by_pair(
         views: dict[type, Covariances | Neurons | PairedRows] = {}
         for measure in measures:
             try:
-                check_widths(measure, widths[0][i], widths[1][j])
+                measure.check_widths(widths[0][i], widths[1][j])
                 if measure.reads not in views:
                     views[measure.reads] = view_of(measure.reads, statistic, i, j)
                 results[measure.name].values[i, j] = measure(views[measure.reads])
@@ -198,11 +198,6 @@ def _on_gpu(statistic: Statistic | PairViews) -> bool:
     if isinstance(statistic, Sample):
         return statistic.xs[0].is_cuda
     return isinstance(statistic, Moments) and statistic.cross.is_cuda
-
-
-def check_widths(measure: Measure, x: int, y: int) -> None:
-    if measure.same_width and x != y:
-        raise ValueError(f"{measure.name} compares neuron by neuron, so needs equal widths, got {x} and {y}")
 
 
 def view_of(kind: type, statistic: Statistic | PairViews, i: int, j: int) -> Covariances | Neurons | PairedRows:

@@ -474,7 +474,7 @@ def models_and_data(
     """
     if isinstance(model_a, (list, tuple)) or is_named(model_a):
         if data is not None and model_b is not None:
-            raise TypeError("with several models there is no second one: write ([m1, m2, m3], data)")
+            raise TypeError("several models are one argument, a list: ([m1, m2, m3], data)")
         if len(model_a) < 2 and not (model_a and is_statistics(next(iter(model_a)))):
             raise ValueError(f"need at least two models to compare, got {len(model_a)}")
         return *names_of(model_a, names), model_b if data is None else data

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..capture import Chunk, gives_several_rows
-from ..files import DamagedFile, check_schema
+from ..files import DamagedFile, check_schema, reading
 from ..measures import find
 from ..process_state import products
 from ..results import SIDE, Caveat, Comparison, Estimate, Side, rules_of
@@ -262,7 +262,7 @@ class Partial:
         statistics, about = load_statistics(path)
         check_schema(path, about, SCHEMA)
         samples = statistics.pop("order_a", None), statistics.pop("order_b", None)  # not in older files
-        try:
+        with reading(path):
             seen = about.get("seen")
             return cls(
                 side_a=Side.from_json(about["side_a"]),
@@ -277,8 +277,6 @@ class Partial:
                 **{name: about[name] for name in PLAIN},
                 **about["doubt"],
             )
-        except ValueError as error:
-            raise DamagedFile(f"{path} is damaged: {error}") from error
 
 
 def _both(one: Sample | None, other: Sample | None) -> Sample | None:

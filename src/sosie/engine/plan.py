@@ -34,7 +34,7 @@ def find_measures(measures: str | Measure | Sequence[str | Measure], *, of: str)
     """The measures by name; all must read `of` ("layers", "outputs" or "weights"), else the error says what to use."""
     chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
     if not chosen:
-        raise ValueError("no measures asked for; `sosie measures` lists them")
+        raise ValueError("no measures given; `sosie measures` lists them")
     for reads in _ELSEWHERE:
         if reads != of and (names := [measure.name for measure in chosen if _reads(measure) == reads]):
             raise ValueError(f"{', '.join(names)}: {_ELSEWHERE[reads]}")

@@ -79,7 +79,7 @@ def dynamics(
         raise ValueError("folder= stores the checkpoints of one run: leave it out for two")
     if isinstance(run, Mapping) and run and all(isinstance(key, str) for key in run) and not _is_state(run):
         if other is not None:
-            raise TypeError("with named runs there is no second one: dynamics({'wide': run_a, 'narrow': run_b})")
+            raise TypeError("named runs are one argument, a dict: dynamics({'wide': run_a, 'narrow': run_b})")
         if len(run) > 2:
             raise ValueError(f"one run, or two against each other; got {len(run)}: {listed(run)}")
         things, all_names = names_of(run, names)
@@ -93,7 +93,7 @@ def dynamics(
             if is_run(thing):
                 stated = {**options, "rows": None if rows == "flatten" else rows}
                 if settled := [key for key, value in stated.items() if value is not None]:
-                    raise ValueError(f"{thing} is a recorded run: {settled[0]}= was settled when it was recorded")
+                    raise ValueError(f"{thing} is a recorded run: {settled[0]}= was decided when it was recorded")
                 runs.append(open_run(thing))
             elif isinstance(thing, (list, tuple, Mapping)) and not _is_state(thing):
                 place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "checkpoints"

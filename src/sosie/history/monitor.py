@@ -66,17 +66,17 @@ class Monitor:
         if whole_number(step, "step", least=0) % self.every:
             return
         with single_process():  # in training on several devices, only the first process is here
-            found = compare(self.model, self.reference, self._data, **self._options)
-        assert isinstance(found, Comparison)
-        self.comparisons[step] = found
+            result = compare(self.model, self.reference, self._data, **self._options)
+        assert isinstance(result, Comparison)
+        self.comparisons[step] = result
         if callable(self.log) and not hasattr(self.log, "log"):
-            self.log(found, step)
+            self.log(result, step)
         elif self.log is not None:
-            found.log(self.log, step)
+            result.log(self.log, step)
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of all comparisons with their step."""
-        return [{"step": step, **row} for step, found in self.comparisons.items() for row in found.rows()]
+        return [{"step": step, **row} for step, result in self.comparisons.items() for row in result.rows()]
 
     def resume(self, step: int) -> list[int]:
         """Forget later steps, for a run that goes back to a checkpoint; returns those. At step 0 a run starts anew."""

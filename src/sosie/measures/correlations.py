@@ -12,7 +12,7 @@ from ..linalg import leading_count, nuclear_norm, rank_tolerance, singular, sing
 from ..stats import Covariances
 from .define import define
 
-ROUNDINGS = 100  # below so many, 1 − ρ² counts as 0: above, it has two digits or more
+ROUNDINGS = 100  # below this many, 1 − ρ² counts as 0: above, it has two digits or more
 
 # Facts that these measures share, unless a measure declares otherwise.
 by_correlations = functools.partial(

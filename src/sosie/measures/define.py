@@ -147,9 +147,7 @@ class Measure:
         """The value for the first site of each side of a sample."""
         if "inputs" in self.needs and sample.inputs is None:
             raise ValueError(f"{self.name} also needs the inputs of the networks: inputs= (n, …), paired with the rows")
-        x, y = sample.xs[0].shape[1], sample.ys[0].shape[1]
-        if self.same_width and x != y:
-            raise ValueError(f"{self.name} compares neuron by neuron, so needs equal widths, got {x} and {y}")
+        self.check_widths(sample.xs[0].shape[1], sample.ys[0].shape[1])
         if issubclass(self.reads, Entries):
             return self(Entries.of(sample.xs[0], sample.ys[0]))
         if issubclass(self.reads, Alignment):
@@ -159,6 +157,11 @@ class Measure:
         if issubclass(self.reads, Neurons):
             return self(sample.neurons())
         return self(sample.paired())
+
+    def check_widths(self, x: int, y: int) -> None:
+        """Raise if the measure compares neuron by neuron, and the sides have other numbers of them."""
+        if self.same_width and x != y:
+            raise ValueError(f"{self.name} compares neuron by neuron, so needs equal widths, got {x} and {y}")
 
     def using(self, **options: Any) -> Measure:
         """This measure with other options, which are part of its name."""

@@ -53,7 +53,7 @@ def small_cnn(
 ) -> nn.Module:
     """conv1, relu1, pool1 … conv4, relu4, flatten, fc: 38 thousand parameters for 28 × 28 images.
 
-    `atoms`: convolutions are made of at most so many filter atoms each (`AtomConv2d`).
+    `atoms`: convolutions are made of at most this many filter atoms each (`AtomConv2d`).
     """
     if size < 2**POOLINGS:
         raise ValueError(f"images of side {size} are too small to pool: need at least {2**POOLINGS}")
@@ -147,7 +147,7 @@ def alexnet(
 ) -> nn.Module:
     """AlexNet of Krizhevsky et al. 2012, adapted to CIFAR: stride 1 in the first layer, a narrower head.
 
-    `atoms`: convolutions are made of at most so many filter atoms each (`AtomConv2d`).
+    `atoms`: convolutions are made of at most this many filter atoms each (`AtomConv2d`).
     """
     features = [
         *(nn.Conv2d(channels, 64, 5, 1, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)),

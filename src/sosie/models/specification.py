@@ -286,7 +286,7 @@ def _find_or_download(name: str, revision: str | None) -> tuple[Path, str]:
         if not _REPOSITORY.fullmatch(name):
             raise FileNotFoundError(f"{error}. A model of the Hugging Face Hub is hf:org/name") from error
     if not _REPOSITORY.fullmatch(name):
-        raise ValueError(f"{name!r} is no repository of the Hugging Face Hub: write hf:org/name@revision")
+        raise ValueError(f"{name!r} is not a repository of the Hugging Face Hub: write hf:org/name@revision")
     whole = name if revision is None else f"{name}@{revision}"
     hub = import_library("huggingface_hub", f"hf:{whole}", extra="hf")
     wanted = ["*.json", "*.safetensors", "*.txt", "*.model"]  # no code, no pickles

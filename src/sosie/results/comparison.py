@@ -132,7 +132,7 @@ class Chance:
     p: Array | None = None
     p_search: Array | None = None
     rows: int | None = None  # rows of the draws, if fewer than those of the value
-    p_floor: float | None = None  # the smallest p that so many draws can give
+    p_floor: float | None = None  # the smallest p that the draws can give
 
 
 @dataclass(frozen=True)

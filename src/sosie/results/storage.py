@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
-from ..files import DamagedFile, OtherFile, read_json, write_json
+from ..files import OtherFile, read_json, reading, write_json
 from .tables import as_frame
 
 if TYPE_CHECKING:
@@ -65,12 +65,8 @@ def load(path: str | os.PathLike[str]) -> Result:
     are read as they are.
     """
     content = read_json(path, tuple(Result.readers), VERSION, "result")
-    try:
+    with reading(path):
         return Result.readers[content["format"]].from_json(content, path)
-    except DamagedFile:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise DamagedFile(f"{path} is damaged: {error}") from error
 
 
 def nested(array: Array) -> Any:

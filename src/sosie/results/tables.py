@@ -46,7 +46,7 @@ def cell(value: Any) -> str:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number as text with so many decimals, or three significant digits if decimals would not show it."""
+    """A number as text with this many decimals, or three significant digits if decimals would not show it."""
     if not math.isfinite(value):
         return "undefined"
     if digits == 2 and abs(value) < 5e-3:

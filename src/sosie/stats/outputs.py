@@ -71,7 +71,7 @@ class Continuous(Differences):
 
 OUTPUT_KINDS = ("auto", "logits", "probabilities", "labels", "regression")
 SUMS_TO_ONE = 1e-3  # how far from 1 a row of probabilities in half precision may sum
-NO_CHANCE = 32  # so many logits do not all lie between 0 and 1 by chance
+NO_CHANCE = 32  # this many logits do not all lie between 0 and 1 by chance
 MOST_CLASSES = 2**20  # a larger number is not a class
 
 

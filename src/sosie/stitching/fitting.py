@@ -27,7 +27,7 @@ from ..engine.caveats import of_left_out
 from ..engine.network import models_and_data, number_duplicates
 from ..engine.plan import find_measures
 from ..engine.provenance import digest_of, provenance
-from ..files import DamagedFile, check_schema, plain_json, read_tensors, write_tensors
+from ..files import check_schema, plain_json, read_tensors, write_tensors
 from ..linalg import Affine, Fit, find_fit
 from ..measures import Measure
 from ..notebook import html_facts
@@ -551,12 +551,9 @@ def _read(path: Path) -> tuple[dict[str, Any], Joint, dict[str, Any]]:
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
     text, tensors = read_tensors(path, KIND, VERSION)
-    try:
+    with reading(path):
         about = json.loads(text["about"])
-    except (KeyError, ValueError, RecursionError) as error:  # ValueError: no JSON, or a number with too many digits
-        raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
-    check_schema(path, about, _SCHEMA)
-    try:
+        check_schema(path, about, _SCHEMA)
         if not 2 <= about["n"] < 2**63:
             raise ValueError(f"a fit cannot rest on {str(about['n'])[:20]} rows")
         forms = [Form(**{**about[side]["form"], "space": tuple(about[side]["form"]["space"])}) for side in "ab"]
@@ -572,8 +569,6 @@ def _read(path: Path) -> tuple[dict[str, Any], Joint, dict[str, Any]]:
         joint = Joint(forms[0], forms[1], about["resize"], bias="bias" in tensors)
         joint.to(tensors["weight"].dtype).load_state_dict(tensors)
         examples = {side: about[side]["example"] and _made_up(about[side]["example"]) for side in "ab"}
-    except (KeyError, TypeError, ValueError) as error:  # no weight, a form with more entries
-        raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
     return about, joint, examples
 
 

@@ -514,9 +514,7 @@ def similarities(m: JointMoments, measures: Iterable[Measure], of_b: Scatter | N
         elif measure.reads is Covariances:
             value = measure(both)
         elif measure.reads is Neurons:
-            p, q = m.widths
-            if measure.same_width and p != q:
-                raise ValueError(f"{measure.name} compares neuron by neuron, so needs equal widths, got {p} and {q}")
+            measure.check_widths(*m.widths)
             value = measure(Neurons(m.cov_aa.diagonal(), m.cov_bb.diagonal(), m.cov_ab))
         else:
             raise ValueError(

@@ -47,9 +47,9 @@ class TaskLoss:
     layer is a product of two factors with this many channels between them. The loss is the cross-entropy + `l1` Σ
     |weight| + `cka` × linear CKA between S(A) and B on the rows of the batch (biased upwards if these are few).
     `threshold`: weights that end up smaller are set to zero. The optimiser is Adam, with a `rate` that is divided by
-    ten at each third of the epochs. `patience`: stop after so many epochs without a better validation loss. `seed`
+    ten at each third of the epochs. `patience`: stop after that many epochs without a better validation loss. `seed`
     sets a random start, the order of the inputs, and which tenth is held out. `autocast`: the networks run in bfloat16.
-    `record`: compute similarity values every so many epochs, and at the end; 0: never (at 256 channels they take a
+    `record`: compute similarity values once in that many epochs, and at the end; 0: never (at 256 channels they take a
     good part of a second each time).
 
     `loss(outputs, batch)` replaces the targets; it is called once for every joint, with the stitched network's answers

@@ -87,7 +87,7 @@ def _forgetting(accuracy: Tensor) -> float:
 
 
 def replace_head(model: nn.Module, name: str, classes: int) -> nn.Linear:
-    """Replace the last layer by one for so many classes, whose weights are not set yet."""
+    """Replace the last layer by one for this many classes, whose weights are not set yet."""
     old = model.get_submodule(name)
     assert isinstance(old, nn.Linear)
     options = {"device": old.weight.device, "dtype": old.weight.dtype, "bias": old.bias is not None}
@@ -230,7 +230,7 @@ def _class_counts(tasks: Sequence[Task], method: str, start: str) -> list[int]:
 
 
 def ensemble(
-    found: Continual,
+    result: Continual,
     tasks: Sequence[Task],
     members: Tensor,
     *,
@@ -241,10 +241,10 @@ def ensemble(
     """The test accuracy of each task's network alone, and with the networks of other tasks: two tensors (tasks,).
 
     `members` (tasks, k) are the numbers of other tasks, whose softmax answers are averaged with those of the task's own
-    network; `sosie.linalg.most_similar(found.atoms().cosines(), k)` chooses the most similar ones. A member's network
+    network; `sosie.linalg.most_similar(result.atoms().cosines(), k)` chooses the most similar ones. A member's network
     computes features of the task's training images, and a last layer is fitted on them by `recipe` (see `refit_head`).
     """
-    count = len(found)
+    count = len(result)
     task = torch.arange(count)[:, None]
     members = members.cpu()
     if members.ndim != 2 or len(members) != count or len(tasks) != count:
@@ -253,14 +253,14 @@ def ensemble(
         raise ValueError(f"members must be numbers of other tasks, 0 to {count - 1}, got {members.tolist()}")
     alone, helped = [], []
     for k, (images, labels, test_images, test_labels) in enumerate(tasks):
-        models = [found.model(int(member)) for member in members[k]]
+        models = [result.model(int(member)) for member in members[k]]
         inputs, test_inputs = (
-            torch.stack([features(model, x, head=found.head, prepare=prepare) for model in models])
+            torch.stack([features(model, x, head=result.head, prepare=prepare) for model in models])
             for x in (images, test_images)
         )
         heads = refit_head(inputs, labels, int(labels.max()) + 1, recipe=recipe, seed=seed)
         answers = heads(test_inputs).softmax(-1)
-        own_answer = _logits(found.model(k), test_images, prepare).softmax(-1)
+        own_answer = _logits(result.model(k), test_images, prepare).softmax(-1)
         mean = torch.cat([own_answer[None], answers]).mean(0)
         alone.append((own_answer.argmax(1) == test_labels).double().mean().cpu())
         helped.append((mean.argmax(1) == test_labels).double().mean().cpu())

@@ -72,7 +72,7 @@ class ActivationHooks:
     """Borrowed hooks on one model. They do nothing in a forward unless `due` is set before it.
 
     Unlike `watch`, this leaves compiled code on: the hooks are traced with the model, and depend on plain attributes
-    that compiled code reads. `rows`: only the first so many inputs are kept, as copies. None: the whole activation,
+    that compiled code reads. `rows`: only this many inputs, the first, are kept, as copies. None: the whole activation,
     passed through `sink` inside the hook, so that its gradient is computed when the backward reaches that site and not
     for all sites at once. It is copied only if the model overwrites it in place; the first forward in training and in
     evaluation mode copies, to learn which. `inputs`: also keep the inputs of sites, see `keep_inputs_of`. `calls`: keep

@@ -37,8 +37,8 @@ class Attached(AbstractContextManager["Attached"]):
     """`with Attached(model, sites, term) as penalty`: `penalty()` is weight × `term` of the last forward's activations.
 
     `sites`: names, globs or types (see `select`). `term` is called with {site: activation}, in execution order, and
-    returns a single number; gradients flow. `every`: each call of `penalty()` is a step, and the first of every so many
-    is due; in the others nothing is kept, and `penalty()` is 0. `rows`: only the first so many inputs of a batch; None:
+    returns a single number; gradients flow. `every`: each call of `penalty()` is a step, and one in `every` steps is
+    due; in the others nothing is kept, and `penalty()` is 0. `rows`: the number of inputs of a batch to take; None:
     all. An activation that the model overwrites later (a ReLU in place) is seen as it was before. With torch.compile,
     attach before the first call of the model. After the block, also after an error, the model is as before. Inside it,
     other threads cannot compare the model.
@@ -99,7 +99,7 @@ class Attached(AbstractContextManager["Attached"]):
         return {"step": self.step}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Resume after so many steps, attached already or not."""
+        """Resume after that many steps, attached already or not."""
         self.go_to(whole_number(state["step"], "step", least=0, why="the calls of penalty() so far"))
 
     def __enter__(self) -> Self:
@@ -298,7 +298,7 @@ class Penalty(Attached):
         return total.to(torch.float32 if self._first is None else torch.promote_types(self._first.dtype, torch.float32))
 
     def _times(self, pairs: int) -> float:
-        """The factor of each of so many pairs; negative if similarity is to increase."""
+        """The factor of each pair, of this many; negative if similarity is to increase."""
         lessen = (self.measure.closer == "up") == (self.target is None)
         once = self.target is not None or not isinstance(self.pairs, str)
         times = 1 / pairs if self.reduce == "mean" else 1 if once else 2

@@ -66,7 +66,7 @@ class Recipe:
 
     `optimiser`: "adam", with decoupled weight `decay`, or "sgd" with Nesterov `momentum` (0: plain). `schedule`: the
     rate rises and falls once ("one_cycle"), falls by a half "cosine" to 0, by a tenth in "steps" at the middle and at
-    three quarters, or is "constant"; with `warmup` it first rises, over so many epochs. `clip` is the largest norm of
+    three quarters, or is "constant"; with `warmup` it first rises, over that many epochs. `clip` is the largest norm of
     the gradients, of all parameters together. `average` (0.999) returns the running average of the weights and of the
     statistics of batch norms, instead of the last ones.
 

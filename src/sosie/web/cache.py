@@ -16,7 +16,7 @@ from ..files import plain_json
 
 MOST_BYTES = 64 * 2**20
 AT_ONCE = min(max(os.cpu_count() or 1, 2), 8)  # threads that make answers: more would wait for each other
-SLOW, PATIENCE = 0.5, 20  # an answer that took so many seconds stays valid for so many times as long
+SLOW, PATIENCE = 0.5, 20  # an answer that took longer (in seconds) stays valid for this many times as long
 MOST_SLOW = 16  # of these answers
 T = TypeVar("T")
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.module_tracker import ModuleTracker
 
 from ..capture import as_found, kept_attributes
+from ..capture.layout import Operation
 from ..capture.sites import tensors_in
 from ..process_state import attention_in_parts
 
@@ -348,29 +349,21 @@ class _Reader(TorchDispatchMode):
         return axes
 
 
-class Call:
-    """An operation with its arguments by name, its outputs, and the axes of its tensors."""
+class Call(Operation):
+    """An operation with its outputs, and the axes of its tensors."""
 
     def __init__(
         self, reader: _Reader, func: Any, args: Sequence[Any], kwargs: dict[str, Any], output: Any, where: str
     ) -> None:
-        self.name = func.overloadpacket.__name__.rstrip("_")  # add_ has the rule of add
-        self.overload = func._overloadname
-        self.pointwise = torch.Tag.pointwise in func.tags or self.name in UNMARKED
-        names = [argument.name for argument in func._schema.arguments]
-        defaults = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
-        self._arguments = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
-        self.tensors, self.outputs = tensors_in(self._arguments), tensors_in(output)
+        super().__init__(func, args, kwargs)  # add_ has the name, and so the rule, of add
+        self.overload, self.outputs = func._overloadname, tensors_in(output)
         self.shape = self.outputs[0].shape if self.outputs else ()
         self.in_place = bool(func._schema.is_mutable) and any(o is t for o in self.outputs for t in self.tensors)
         self.reader, self._where = reader, where
 
-    def __getitem__(self, name: str) -> Any:
-        return self._arguments.get(name)
-
     def axes(self, which: int | str = 0) -> list[Axis]:
         """The axes of a tensor, by its number among the tensors or by the name of the argument."""
-        return self.reader.axes(self.tensors[which] if isinstance(which, int) else self._arguments[which])
+        return self.reader.axes(self.tensors[which] if isinstance(which, int) else self.arguments[which])
 
     def __str__(self) -> str:
         return f"{self.name} in {self._where or 'the model itself'}"
@@ -380,11 +373,6 @@ class Call:
 
 AxisRule = Callable[[Call], list[Axis]]  # the axes of the (first) output
 AXIS_RULES: dict[str, AxisRule] = {}  # by a pattern of the operation's name
-
-UNMARKED = {  # pointwise, but not tagged so
-    *("_prelu_kernel", "hardswish", "copy", "native_dropout", "dropout"),
-    *("leaky_relu", "elu", "hardtanh", "mish", "softplus", "hardsigmoid"),  # by torch 2.4
-}
 
 
 def axis_rule(names: str) -> Callable[[AxisRule], AxisRule]:

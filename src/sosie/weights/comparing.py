@@ -25,7 +25,7 @@ from .maps import BLOCK, FEWEST, PROBES, check_weights, compare_maps
 from .tensors import tensor_values
 
 DEFAULT = "wcka"
-INSTEAD = "weight_cosine"  # by default, for models that are no linear maps, such as transformers
+INSTEAD = "weight_cosine"  # by default, for models that are not linear maps, such as transformers
 NO_STATE_DICT = "; a state dict does not say how its tensors are connected: load it into a model"
 
 
@@ -52,7 +52,7 @@ def compare_weights(
     """Compare the weights of models, without data: the network up to each layer, and from end to end.
 
     `model_a`, `model_b`: modules or model specifications; a list, or {name: model}, gives all pairs, and `names` names.
-    `measures`: None takes wcka, or weight_cosine for a model that is no linear map, such as a transformer.
+    `measures`: None takes wcka, or weight_cosine for a model that is not a linear map, such as a transformer.
     `sites_a`, `sites_b`: names, globs, types; None takes each layer that holds weights, and "output", the whole
     network. Without its activation functions a network is a linear map of its input, and so is the part up to any site:
     convolutions, batch norm, residual sums and mean pooling are linear, max pooling is replaced by mean pooling, and
@@ -75,7 +75,7 @@ def compare_weights(
     `match` applies only to other measures. `weight_cosine` always reads the whole weights.
     """
     if isinstance(model_a, (list, tuple, Mapping)) and model_b is not None and not _is_state(model_a):
-        raise TypeError("with a list of models there is no second one: compare_weights([m1, m2, m3])")
+        raise TypeError("several models are one argument, a list: compare_weights([m1, m2, m3])")
     if model_b is None and not isinstance(model_a, (list, tuple, Mapping)):
         raise TypeError("compare_weights needs two models, or a list of them")
     models, names, _ = models_and_data(model_a, model_b, None, names)

@@ -582,7 +582,7 @@ def from_parts(facts: Any, arrays: Mapping[str, Floats]) -> Fingerprint:
             raise DamagedFile(f"{name!r} has numbers that are NaN or infinite")
         off = np.abs(np.linalg.norm(array.astype(np.float64), axis=1) - 1).max()
         if not off < UNIT:
-            raise DamagedFile(f"{name!r} has vectors whose length is off 1 by {off:.2g}")
+            raise DamagedFile(f"{name!r} has vectors whose length differs from 1 by {off:.2g}")
     vectors, exact = {key: arrays[f"vectors.{key}"] for key in labels}, arrays.get("exact")
     if exact is not None:
         off = np.abs(project(torch.from_numpy(exact), size, seed).numpy() - vectors["cka"]).max()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ...checks import check_options, nearest, one_of, parse_call, whole_number
 from ...data.draws import derived
-from ...files import DamagedFile, read_tensors, write_tensors
+from ...files import read_tensors, reading, write_tensors
 from ...models import atom_layers
 from ...progress import Progress
 from ...stats import AtomTable
@@ -184,13 +184,11 @@ class Federated:
         text, tensors = read_tensors(path, KIND, VERSION, "federated learning")
         with torch.random.fork_rng(devices=[]):
             template = make().eval()
-        try:
+        with reading(path):
             about, count = json.loads(text["about"]), len(tensors["accuracy"])
             method, head, history = str(about["method"]), tuple(about["head"]), list(about["history"])
             for entry in history:
                 entry["dropped"] = {int(client): reason for client, reason in entry["dropped"].items()}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DamagedFile(f"{path} is damaged: {type(error).__name__}: {error}") from error
         state = _under("state", tensors)
         state |= {name: t.expand(count, *t.shape) for name, t in _under("common", tensors).items()}
         for name, t in state_of(template).items():
@@ -521,7 +519,7 @@ HEAD_RECIPE = Recipe(epochs=100, batch=50, rate=0.01, optimiser="sgd", schedule=
 
 
 def ensemble_accuracy(
-    found: Federated,
+    result: Federated,
     clients: Clients,
     members: Tensor,
     *,
@@ -537,16 +535,16 @@ def ensemble_accuracy(
     `at_once` images in a pass). Then the softmax answers of the client's model, which does not change, and of its k
     members are averaged. As a control, use random members, or each client as its own member.
     """
-    if len(clients) != len(found):
-        raise ValueError(f"got models of {len(found)} clients, but images of {len(clients)}")
+    if len(clients) != len(result):
+        raise ValueError(f"got models of {len(result)} clients, but images of {len(clients)}")
     if members.ndim != 2 or len(members) != len(clients) or not members.shape[1] or members.is_floating_point():
         raise ValueError(f"need numbers of clients ({len(clients)}, k), got {members.dtype} {tuple(members.shape)}")
     if int(members.min()) < 0 or int(members.max()) >= len(clients):
         raise ValueError(f"members {int(members.min())} to {int(members.max())} are named, of {len(clients)} clients")
-    head = found.template.get_submodule(found.head[0])
-    if len(found.head) > 1 or not isinstance(head, nn.Linear):
-        raise ValueError(f"the head is {', '.join(found.head)}: need one linear layer that can be fitted again")
-    device = found.accuracy.device
+    head = result.template.get_submodule(result.head[0])
+    if len(result.head) > 1 or not isinstance(head, nn.Linear):
+        raise ValueError(f"the head is {', '.join(result.head)}: need one linear layer that can be fitted again")
+    device = result.accuracy.device
     clients, members = clients.to(device), members.to(device)
     pupils = torch.arange(len(clients), device=device).repeat_interleave(members.shape[1])
     teachers = members.flatten()
@@ -557,16 +555,16 @@ def ensemble_accuracy(
     for teacher in range(len(clients)):
         pairs = (teachers == teacher).nonzero().flatten()
         numbers = torch.cat([clients.test[teacher], images[pupils[pairs]].flatten()])
-        model = found.model(teacher)
-        entered = features(model, clients.images[numbers], head=found.head[0], prepare=prepare, batch=at_once)
+        model = result.model(teacher)
+        entered = features(model, clients.images[numbers], head=result.head[0], prepare=prepare, batch=at_once)
         with torch.no_grad():
-            answers.append(model.get_submodule(found.head[0])(entered[:t]))
+            answers.append(model.get_submodule(result.head[0])(entered[:t]))
         inputs |= dict(zip(pairs.tolist(), entered[t:].unflatten(0, (len(pairs), n + t)), strict=True))
     stacked = torch.stack([inputs[pair] for pair in range(len(teachers))])
-    weight = found.state[parameter_name(found.head[0], "weight")][teachers]
+    weight = result.state[parameter_name(result.head[0], "weight")][teachers]
     bias = weight.new_zeros(weight.shape[:2])
     if head.bias is not None:
-        bias = found.state[parameter_name(found.head[0], "bias")][teachers]
+        bias = result.state[parameter_name(result.head[0], "bias")][teachers]
     seeds = [order_seed(seed, 0, 0, pupil) for pupil in pupils.tolist()]  # one order for all members of a client
     labels = clients.labels[clients.train[pupils]]
     heads = refit_head(stacked[:, :n], labels, weight.shape[1], recipe=recipe, start=Heads(weight, bias), seed=seeds)
