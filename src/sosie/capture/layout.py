@@ -179,10 +179,8 @@ class Operation:
         schema = func._schema.arguments
         self.name = func.overloadpacket.__name__.rstrip("_")
         self.pointwise = torch.Tag.pointwise in func.tags or self.name in POINTWISE
-        defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
-        self.arguments: dict[str, Any] = (
-            defaults | dict(zip((argument.name for argument in schema), args, strict=False)) | kwargs
-        )
+        given = dict(zip((argument.name for argument in schema), args, strict=False)) | kwargs
+        self.arguments: dict[str, Any] = {a.name: a.default_value for a in schema if a.has_default_value()} | given
         self.tensors = _tensors(self.arguments.values())
 
     def __getitem__(self, name: str) -> Any:

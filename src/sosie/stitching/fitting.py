@@ -27,7 +27,7 @@ from ..engine.caveats import of_left_out
 from ..engine.network import models_and_data, number_duplicates
 from ..engine.plan import find_measures
 from ..engine.provenance import digest_of, provenance
-from ..files import check_schema, plain_json, read_tensors, write_tensors
+from ..files import check_schema, plain_json, read_tensors, reading, write_tensors
 from ..linalg import Affine, Fit, find_fit
 from ..measures import Measure
 from ..notebook import html_facts
