@@ -20,13 +20,7 @@ def compare(
     ],
     data: opt.Data = None,
     measures: Annotated[
-        str | None,
-        opt.option(
-            opt.COMPARED,
-            "NAMES",
-            "Measures, separated by commas; options in brackets: mutual_knn(k=5).",
-            default="debiased_cka; for sketches linear_cka",
-        ),
+        str | None, opt.measures("debiased_cka; for sketches linear_cka", "; options in brackets: mutual_knn(k=5)")
     ] = None,
     sites: opt.Sites = None,
     sites_a: opt.SitesA = None,

@@ -12,15 +12,7 @@ def cost(
         str, opt.argument(opt.INPUTS, "MODEL", "A model, e.g. 'alexnet(atoms=9)' or tiny10@weights.safetensors.")
     ],
     model_b: Annotated[str | None, opt.argument(opt.INPUTS, "MODEL_B", "The other.", default="the same model")] = None,
-    measures: Annotated[
-        str | None,
-        opt.option(
-            opt.COMPARED,
-            "NAMES",
-            "Measures, separated by commas.",
-            default="cca_r2, linear_cka, wcka; for atoms atom_cosine",
-        ),
-    ] = None,
+    measures: Annotated[str | None, opt.measures("cca_r2, linear_cka, wcka; for atoms atom_cosine")] = None,
     probes: Annotated[
         str, opt.option(opt.INPUTS, "NUMBERS", "Numbers of inputs, separated by commas.")
     ] = "100,1000,10000",

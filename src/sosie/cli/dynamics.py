@@ -28,15 +28,7 @@ def dynamics(
             default="0, 1, 2 …",
         ),
     ] = None,
-    measures: Annotated[
-        str | None,
-        opt.option(
-            opt.COMPARED,
-            "NAMES",
-            "Measures, separated by commas.",
-            default="atom_cosine, weight_cosine or debiased_cka",
-        ),
-    ] = None,
+    measures: Annotated[str | None, opt.measures("atom_cosine, weight_cosine or debiased_cka")] = None,
     data: Annotated[
         str | None,
         opt.option(opt.INPUTS, "DATA", "For checkpoints: compare activations on these data, as for compare."),

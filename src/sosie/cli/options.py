@@ -34,6 +34,16 @@ def flag(group: str, name: str, help: str) -> Any:
     return typer.Option(name, help=help, rich_help_panel=group)
 
 
+def measures(default: str, more: str = "") -> Any:
+    """The option --measures, and what is used without it."""
+    return option(COMPARED, "NAMES", f"Measures, separated by commas{more}.", default=default)
+
+
+def seed(of: str, default: str | bool = True) -> Any:
+    """The option --seed of whatever is random."""
+    return option(RUN, "N", f"Seed of {of}.", default=default, min=0)
+
+
 MODELS = (
     "Two models or more: tiny10@weights.safetensors, file.py:factory@weights, torchvision:resnet18, timm:…, hf:folder, "
     "hf:org/name"
@@ -54,6 +64,10 @@ SitesB = Annotated[str | None, option(COMPARED, "NAMES", "Sites of the second mo
 Rows = Annotated[str, option(COMPARED, "RULE", ROWS)]
 RowsA = Annotated[str | None, option(COMPARED, "RULE", "Rows of the first model, where they differ.")]
 RowsB = Annotated[str | None, option(COMPARED, "RULE", "Rows of the second model, where they differ.")]
+SketchRows = Annotated[str | None, option(COMPARED, "RULE", ROWS, default="flatten")]
+Size = Annotated[str | None, option(SURE, "N", "Number of buckets, or all: every row, which is exact.", default="512")]
+Beta = Annotated[float | None, option(COMPARED, "NUMBER", "Tempers the predictions for gradients.", default="0.5")]
+Output = Annotated[str | None, option(COMPARED, "KIND", "Output of the model: logits or gaussian.", default="logits")]
 Inputs = Annotated[int | None, typer.Option(hidden=True)]  # the name that --max-rows had before
 Batch = Annotated[int, option(RUN, "N", "Inputs per forward pass; does not change values.", min=1)]
 Device = Annotated[str | None, option(RUN, "DEVICE", "Compute on cpu, cuda, cuda:1 …", default="the model's")]

@@ -13,12 +13,7 @@ def outputs(
         opt.argument(opt.INPUTS, "MODEL", f"{opt.MODELS}; also predictions (.npz or .safetensors with one array)."),
     ],
     data: opt.Data = None,
-    measures: Annotated[
-        str | None,
-        opt.option(
-            opt.COMPARED, "NAMES", "Measures, separated by commas.", default="all that outputs and labels allow"
-        ),
-    ] = None,
+    measures: Annotated[str | None, opt.measures("all that outputs and labels allow")] = None,
     kind: Annotated[
         str, opt.option(opt.COMPARED, "KIND", "What the outputs are: logits, probabilities, labels or regression.")
     ] = "auto",

@@ -19,24 +19,16 @@ def sketch(
         bool, opt.flag(opt.INPUTS, "--merge", "Merge sketches of parts of the data instead of making one.")
     ] = False,
     sites: opt.Sites = None,
-    size: Annotated[
-        str | None, opt.option(opt.SURE, "N", "Number of buckets, or all: every row, which is exact.", default="512")
-    ] = None,
+    size: opt.Size = None,
     stack: Annotated[int | None, opt.option(opt.SURE, "N", "Number of stacked sketches.", default="1", min=1)] = None,
-    seed: Annotated[
-        int | None, opt.option(opt.RUN, "N", "Seed of buckets and signs; one for all sketches.", default="0", min=0)
-    ] = None,
+    seed: Annotated[int | None, opt.seed("buckets and signs; one for all sketches", "0")] = None,
     kernels: Annotated[
         str | None,
         opt.option(opt.COMPARED, "NAMES", "Kernels to supply; also maps.", default="features,gradients,hadamard"),
     ] = None,
-    rows: Annotated[str | None, opt.option(opt.COMPARED, "RULE", opt.ROWS, default="flatten")] = None,
-    output: Annotated[
-        str | None, opt.option(opt.COMPARED, "KIND", "Output of the model: logits or gaussian.", default="logits")
-    ] = None,
-    beta: Annotated[
-        float | None, opt.option(opt.COMPARED, "NUMBER", "Tempers the predictions for gradients.", default="0.5")
-    ] = None,
+    rows: opt.SketchRows = None,
+    output: opt.Output = None,
+    beta: opt.Beta = None,
     memory: opt.Memory = None,
     first_row: Annotated[
         int | None,

@@ -13,19 +13,11 @@ def transfer(
     ],
     data: opt.Data = None,
     sites: opt.Sites = None,
-    rows: Annotated[str | None, opt.option(opt.COMPARED, "RULE", opt.ROWS, default="flatten")] = None,
-    size: Annotated[
-        str | None, opt.option(opt.SURE, "N", "Columns of sketches, or all: every row.", default="512")
-    ] = None,
-    seed: Annotated[
-        int | None, opt.option(opt.RUN, "N", "Seed of sketches, and of the rows in pairs.", default="0", min=0)
-    ] = None,
-    beta: Annotated[
-        float | None, opt.option(opt.COMPARED, "NUMBER", "Tempers the predictions for gradients.", default="0.5")
-    ] = None,
-    output: Annotated[
-        str | None, opt.option(opt.COMPARED, "KIND", "Output of the models: logits or gaussian.", default="logits")
-    ] = None,
+    rows: opt.SketchRows = None,
+    size: opt.Size = None,
+    seed: Annotated[int | None, opt.seed("sketches, and of the rows in pairs", "0")] = None,
+    beta: opt.Beta = None,
+    output: opt.Output = None,
     max_rows: opt.MaxRows = None,
     batch: opt.Batch = 256,
     device: opt.Device = None,

@@ -9,9 +9,7 @@ from . import options as opt
 
 def weights(
     models: Annotated[list[str], opt.argument(opt.INPUTS, "MODEL", f"{opt.MODELS}.")],
-    measures: Annotated[
-        str | None, opt.option(opt.COMPARED, "NAMES", "Measures, separated by commas.", default="wcka")
-    ] = None,
+    measures: Annotated[str | None, opt.measures("wcka")] = None,
     sites: opt.Sites = None,
     sites_a: opt.SitesA = None,
     sites_b: opt.SitesB = None,
@@ -36,9 +34,7 @@ def weights(
     base: Annotated[
         str | None, opt.option(opt.INPUTS, "MODEL", "For measures of tensors and atoms: the common initial model.")
     ] = None,
-    seed: Annotated[
-        int, opt.option(opt.RUN, "N", "Seed of random inputs, of shuffles and of models without weights.")
-    ] = 0,
+    seed: Annotated[int, opt.seed("random inputs, of shuffles and of models without weights")] = 0,
     device: opt.Device = None,
     memory: opt.Memory = None,
     out: opt.Out = None,
