@@ -323,7 +323,7 @@ class Ground:
 
 
 def _lots(order: Sequence[int], cohorts: Sequence[Cohort]) -> Iterator[list[int]]:
-    """Blocks in this order, in lots of at most `TOGETHER` networks, to limit the memory."""
+    """Cohorts in this order, in lots of at most `TOGETHER` networks, to limit the memory."""
     lot: list[int] = []
     for k in order:
         if lot and sum(len(cohorts[j]) for j in [*lot, k]) > TOGETHER:

@@ -112,23 +112,11 @@ def compare(
             return finish_files(things, provenance(), measures=measures, null=null, interval=interval)
         if sketching := next(filter(None, map(package_of, things)), None):
             decided = {  # when the sketches were made, so not now; None: not set
-                "data": data,
-                "sites": sites,
-                "sites_a": sites_a,
-                "sites_b": sites_b,
-                "rows": None if rows == "flatten" else rows,
-                "rows_a": rows_a,
-                "rows_b": rows_b,
-                "prepare_a": prepare_a,
-                "prepare_b": prepare_b,
-                "inputs": inputs,
-                "precision": precision,
-                "memory": memory,
-                "max_rows": max_rows,
-                "exact": exact or None,
-                "interval": interval or None,
-                "resume": resume,
-            }
+                "data": data, "sites": sites, "sites_a": sites_a, "sites_b": sites_b, "rows_a": rows_a,
+                "rows_b": rows_b, "rows": None if rows == "flatten" else rows, "prepare_a": prepare_a,
+                "prepare_b": prepare_b, "inputs": inputs, "precision": precision, "memory": memory,
+                "max_rows": max_rows, "exact": exact or None, "interval": interval or None, "resume": resume,
+            }  # fmt: skip
             return sketching.compare_sketches(
                 things, measures, names=all_names, draws=draws_of(null, draws), seed=seed, decided=decided
             )
