@@ -32,7 +32,7 @@ def test_records_are_written_and_held_against(pytester: pytest.Pytester) -> None
 
     def run(scale: float, *options: str) -> pytest.RunResult:
         pytester.makepyfile(test_it=TEST.replace("{scale}", str(scale)))
-        return pytester.runpytest_inprocess(*plugin, "-p", "no:cacheprovider", *options)
+        return pytester.runpytest_subprocess(*plugin, "-p", "no:cacheprovider", *options)
 
     run(1.0).stdout.fnmatch_lines(["*no golden record *test_port.safetensors: write it with pytest --sosie-update*"])
     run(1.0, "--sosie-update").assert_outcomes(passed=1)
@@ -42,8 +42,6 @@ def test_records_are_written_and_held_against(pytester: pytest.Pytester) -> None
     found.assert_outcomes(failed=1)
     found.stdout.fnmatch_lines(["*Different from 0 on: 0 makes an error of *", "site *error*", "see *test_port.html"])
     assert (pytester.path / ".sosie" / "test_port.html").is_file()
-    run(1.1, "--sosie-update").assert_outcomes(passed=1)
-    run(1.1).assert_outcomes(passed=1)
 
 
 def test_the_plugin_imports_nothing_heavy() -> None:

@@ -119,7 +119,7 @@ def test_a_group_that_changes_the_function_is_fixed(monkeypatch: pytest.MonkeyPa
     """A wrong rule (sorting keeps axes as they are) is detected by the check."""
     from sosie.weights import axes as rules
 
-    monkeypatch.setitem(rules.RULES, "sort", rules._same)
+    monkeypatch.setitem(rules.AXIS_RULES, "sort", rules._same)
     model = seeded(Sorted())
     axes = checked_axes(model, example_input(model))
     assert list(axes.groups) == ["second.weight[0]"]

@@ -68,7 +68,7 @@ def open_candidates(
 ) -> list[Candidate]:
     """The measures to test; None: all of sosie's measures of activations and of weights."""
     if measures is None:
-        measures = [m for m in MEASURES.values() if not m.reads_outputs and m.reads is not Atoms]
+        measures = [m for m in MEASURES.values() if not (m.reads_outputs or m.reads_entries or m.reads is Atoms)]
     measures = measures if isinstance(measures, (list, tuple)) else [measures]
     candidates = [_open(measure, scale, of, closer, rows) for measure in measures]
     names = [candidate.name for candidate in candidates]
@@ -100,6 +100,10 @@ def _open(measure: Any, scale: Scale, of: Of | None, closer: Closer | None, rows
 def _of_measure(measure: Measure, scale: Scale, rows: int | None) -> Candidate:
     if measure.reads_outputs:
         raise ValueError(f"{measure.name} compares the answers of models, by which measures are judged here")
+    if measure.reads_entries:
+        raise ValueError(
+            f"{measure.name} compares entry by entry; neurons of different networks do not belong together"
+        )
     if measure.reads is Atoms:
         raise ValueError(f"{measure.name} compares convolutions that share coefficients; networks here have none")
     of: Of = "models" if measure.reads_weights else "activations"
