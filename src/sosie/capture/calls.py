@@ -279,7 +279,7 @@ class Argument:
 
 
 def _kind(tensor: Tensor) -> str:
-    if tensor.is_floating_point():
+    if tensor.is_floating_point() or tensor.is_quantized:
         return "float"
     return "complex" if tensor.is_complex() else "bool" if tensor.dtype == torch.bool else "integer"
 
@@ -324,7 +324,16 @@ def fed(arguments: Arguments, given: Iterable[Argument]) -> Arguments:
 
 
 def like_own(other: Tensor | None, own: Tensor) -> Tensor:
+    """A copy of A's tensor in the type and on the device of B's, also in its steps if B's is quantised."""
     assert other is not None
+    if own.is_quantized:
+        other = other.dequantize() if other.is_quantized else other.float()
+        if own.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+            return torch.quantize_per_tensor(other, own.q_scale(), own.q_zero_point(), own.dtype)
+        scales, zeros, axis = own.q_per_channel_scales(), own.q_per_channel_zero_points(), own.q_per_channel_axis()
+        return torch.quantize_per_channel(other, scales, zeros, axis, own.dtype)
+    if other.is_quantized:
+        other = other.dequantize()
     return other.to(own.device, own.dtype, copy=True)
 
 
@@ -356,7 +365,7 @@ def answering_as(
     pairs, fits, result = [], True, own
     for path, tensor in tensors_at(own):
         stand_in = places.get(path)
-        if stand_in is None or not tensor.is_floating_point() or not stand_in.is_floating_point():
+        if stand_in is None or {_kind(tensor), _kind(stand_in)} != {"float"}:
             continue
         if stand_in.shape != tensor.shape:
             fits &= path != main

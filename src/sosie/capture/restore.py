@@ -127,20 +127,25 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def _evaluate(model: nn.Module, modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]) -> None:
     """Set eval mode unless it is set already: setting hundreds of flags takes almost a millisecond."""
-    if any(parameter.is_meta for parameter in parameters):
+    if any(parameter.is_meta for parameter in parameters) and not _is_placed(modules):
         name = next(name for name, parameter in model.named_parameters() if parameter.is_meta)
         raise ValueError(f"{name} is on the meta device, which holds no numbers: load the weights first")
     for module in modules:
         if isinstance(module, LazyModuleMixin) and module.has_uninitialized_params():
             raise ValueError(f"a {type(module).__name__} has no weights yet: run one batch through the model first")
-    if any(module.training for module in modules):
+    if any(getattr(module, "training", False) for module in modules):  # a frozen script has no mode
         try:
             model.eval()
         except NotImplementedError as error:  # torch.export's
             raise ValueError(
                 f"this {type(model).__name__} cannot be put into evaluation mode: if torch.export made it, give the "
-                "model that was exported"
+                "ExportedProgram itself or the model that was exported"
             ) from error
+
+
+def _is_placed(modules: Iterable[nn.Module]) -> bool:
+    """Return whether accelerate brings the weights of a layer from memory or disk when the layer is called."""
+    return any(hasattr(module, "_hf_hook") for module in modules)
 
 
 def _parts(model: nn.Module) -> tuple[list[nn.Module], list[nn.Parameter]]:
@@ -158,7 +163,7 @@ def _held(
 @contextmanager
 def _flags(modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Restore each flag afterwards, and undo what a module's own `train()` does: LoRA merges weights there."""
-    training = [(module, module.training) for module in modules]
+    training = [(module, module.training) for module in modules if hasattr(module, "training")]
     requires_grad = [(parameter, parameter.requires_grad) for parameter in parameters]
     weights_before = [
         (module, [(parameter, parameter.detach().clone()) for parameter in module.parameters(recurse=False)])

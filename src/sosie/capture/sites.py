@@ -450,6 +450,8 @@ def activation_in(output: Any) -> Tensor | str:
     tensor = first_tensor(output)
     if tensor is None:
         return f"returned {type(output).__name__}, which holds no tensor"
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
     if not tensor.is_floating_point():
         return f"returned a tensor of {str(tensor.dtype).removeprefix('torch.')}, not of floating-point numbers"
     if tensor.is_nested:

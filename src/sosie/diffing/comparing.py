@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..capture import Chunk, count_inputs, cut, named_arguments, select, unwrap
 from ..capture.calls import Seen, calls_inside
 from ..capture.restore import borrowed
-from ..capture.sites import Names, ancestors, find_name, split_call
+from ..capture.sites import Names, SilentSite, ancestors, find_name, split_call
 from ..checks import listed
 from ..engine.network import OUTPUT, for_each, models_and_data, number_duplicates
 from ..engine.plan import MEMORY, parse_size
@@ -173,8 +173,23 @@ class _Run:
         """The sites of both models, from a look at a few inputs, and which belong together."""
         seen_a, first_a = self._sites(self.a)
         wanted = read_map(map, [site.label for site in seen_a])
+        given = self.a.sites, self.b.sites
         self.b.sites = self._sites_of_b(seen_a, wanted)
-        seen_b, first_b = self._sites(self.b)
+        try:
+            seen_b, first_b = self._sites(self.b)
+        except SilentSite:  # B has modules of these names, but what they did is written out, as by torch.fx
+            if given != (None, None) or wanted or isinstance(self.a, Record):
+                raise
+            self.a.sites = self.b.sites = "leaves"
+            (seen_a, first_a), (seen_b, first_b) = self._sites(self.a), self._sites(self.b)
+        if isinstance(unwrap(self.b.model), torch.jit.ScriptModule):
+            seen_b = _layers_of_script(self.b, seen_a)
+            first_b = {each.label: first_a[each.label] for each in seen_b}
+            if seen_b:
+                self.caveats.append(
+                    f"the layers of {self.b.name}, which is TorchScript, cannot be watched: each is run alone on A's "
+                    "inputs, so that its error is the one that it makes itself"
+                )
         check_map(wanted, [site.label for site in seen_a], [site.label for site in seen_b])
         pairs = pair_sites(seen_a, seen_b, wanted=wanted)
         by_shape = [pair for pair in pairs if pair.how in ("in order", "by shape")]
@@ -186,7 +201,7 @@ class _Run:
     def _sites_of_b(self, seen_a: Sequence[Seen], wanted: Mapping[str, str]) -> Any:
         """B's sites: those asked for, else modules with the names of A's sites, else its own default."""
         root = unwrap(self.b.model)
-        if self.b.sites is not None or isinstance(root, torch.jit.ScriptModule):
+        if self.b.sites is not None or self.b.sealed:
             return self.b.sites
         names = Names.of(root)
         # Without the number of a call, which B may lack: a name stands for all calls.
@@ -350,6 +365,12 @@ class _Run:
         return f"Different{f' from {beyond} on' if beyond else ''}: {words}." if found else f"Different {words}."
 
 
+def _layers_of_script(b: Subject, seen: Sequence[Seen]) -> list[Seen]:
+    """The layers of TorchScript that have the names of these modules, which are run alone, each on A's inputs."""
+    names = dict(unwrap(b.model).named_modules())
+    return [each for each in seen if each.label in names]
+
+
 def _input(chunk: Chunk, number: int) -> Chunk:
     k = min(max(0, number - chunk.start), chunk.count - 1)
     return Chunk(cut(chunk.batch, k, k + 1), chunk.start + k, 1)
@@ -486,6 +507,8 @@ class _Search:
         does = f"makes an error of {made:.2g}" if math.isfinite(made) else "answers with another shape, or with NaN"
         if glue is None:
             return current.b, opened, f"{current.b} {does}"
+        if not opened and next(unwrap(self.b.model).children(), None) is not None:
+            return OUTPUT, [], f"the output {does}; which layer does is not known, since none can be watched in both"
         if current.b == OUTPUT:
             words = f"nothing inside makes it; the model's own forward {does}, {_where(glue, current)}"
         else:
@@ -529,7 +552,10 @@ class _Search:
         seen = []
         for subject, label in ((self.a, pair.a), (self.b, pair.b)):
             with subject.undone():
-                seen.append(calls_inside(subject.model, label, subject.arguments(self.chunks[0])))
+                arguments = subject.arguments(self.chunks[0])
+                seen.append([] if subject.sealed else calls_inside(subject.model, label, arguments))
+        if isinstance(unwrap(self.b.model), torch.jit.ScriptModule):
+            seen[1] = _layers_of_script(self.b, seen[0])
         homes = tuple("" if label == OUTPUT else label.partition("@")[0] for label in (pair.a, pair.b))
         return pair_sites(*seen, under=(homes[0], homes[1])), [*seen[0], *seen[1]]
 

@@ -166,7 +166,12 @@ class Floor:
         for variant in list(self.variants):
             try:
                 found = self._measured(variant, own, chunks, Pair(under.a, under.b if self.of_b else under.a, ""))
-            except (RuntimeError, ValueError, TypeError) as error:  # code with a fixed type does not run in another
+            except (
+                RuntimeError,
+                ValueError,
+                TypeError,
+                AssertionError,
+            ) as error:  # code with a fixed type does not run in another
                 self.variants.remove(variant)
                 self.caveats.append(f"the floor lacks {variant.words}, which does not run: {_first_line(error)}")
                 self.words = "; ".join(each.words for each in self.variants) or TYPE_ALONE

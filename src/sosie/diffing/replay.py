@@ -32,8 +32,8 @@ from ..capture.calls import (
     tensors_at,
 )
 from ..capture.restore import is_compiled, modules_of, state_of
-from ..capture.sites import PACKED, Names, ancestors, at_path, find_name, path_to_tensor, replaced, split_call
-from ..engine.network import OUTPUT, Network
+from ..capture.sites import Names, ancestors, at_path, find_name, path_to_tensor, replaced, split_call
+from ..engine.network import OUTPUT, AsExported, Network
 from ..models.values import ValueModel, value_model_in
 from ..process_state import kept_random_state, products
 from ..stats import Entries
@@ -64,6 +64,11 @@ class Subject(Network):
         return max(counts, key=lambda dtype: counts[dtype]) if counts else torch.float32
 
     @property
+    def sealed(self) -> bool:
+        """Whether its layers cannot be watched: of TorchScript, and of the module of an exported program."""
+        return isinstance(unwrap(self.model), (torch.jit.ScriptModule, AsExported))
+
+    @property
     def values(self) -> ValueModel | None:
         """The model of values that this is (an ONNX graph), whose layers take no inputs: what they give is computed
         from what others give.
@@ -72,7 +77,7 @@ class Subject(Network):
 
     def has_weights(self, label: str) -> bool:
         """Whether the module at a site has weights, in it or inside it."""
-        module = unwrap(self.model).get_submodule(split_call(label)[0])
+        module = dict(unwrap(self.model).named_modules())[split_call(label)[0]]
         return next(module.parameters(), None) is not None
 
     @property
@@ -88,18 +93,20 @@ class Subject(Network):
 
     def in_training(self) -> list[str]:
         """Modules in training mode inside a model that is in evaluation mode: BatchNorm there mixes its inputs."""
-        if self.model.training:
+        if not self._is_mixed():
             return []
-        return [
-            name
-            for name, module in self.model.named_modules()
-            if module.training and not list(module.children()) and PACKED not in name
-        ]
+        names = Names.of(unwrap(self.model))
+        modules = {name: names.by_name[name] for name in names.leaves()}
+        return [name for name, module in modules.items() if module.training and not _is_quantised(module)]
+
+    def _is_mixed(self) -> bool:
+        """Whether the model is in evaluation mode, but perhaps not all of its modules."""
+        return not self.sealed and not self.model.training
 
     @contextmanager
     def borrowed(self) -> Iterator[Network]:
         """As `Network.borrowed`, but modules in training mode inside a model in evaluation mode stay there."""
-        left = [] if self.model.training else [module for module in modules_of(self.model) if module.training]
+        left = [module for module in modules_of(self.model) if module.training] if self._is_mixed() else []
         with super().borrowed():
             for module in left:
                 module.training = True
@@ -114,7 +121,7 @@ class Subject(Network):
 
     def settle(self, chunk: Chunk) -> None:
         """Find out whether a forward changes the model's state, from one."""
-        if isinstance(unwrap(self.model), torch.jit.ScriptModule):
+        if self.sealed:
             return  # which does not show its state
         modules = modules_of(self.model)
         with self.undone():
@@ -132,7 +139,7 @@ class Subject(Network):
     def look_at(self, chunk: Chunk) -> tuple[list[Seen], dict[str, Tensor]]:
         """The sites in execution order, without the output, and the activations of all for some inputs."""
         root, sites = unwrap(self.model), self.sites
-        if isinstance(root, torch.jit.ScriptModule):
+        if self.sealed:
             return [], {}
         if sites is not None and not isinstance(sites, str) and isinstance(sites, Sequence):
             sites = [site for site in sites if not isinstance(site, str) or _exists(root, site)] or sites
@@ -175,6 +182,11 @@ class Reference(Protocol):
     def on_cpu(self) -> bool: ...
     def look_at(self, chunk: Chunk) -> tuple[list[Seen], dict[str, Tensor]]: ...
     def recorder(self, labels: Sequence[str]) -> Callable[[Chunk], tuple[dict[str, Call], Any, Masks]]: ...
+
+
+def _is_quantised(module: nn.Module) -> bool:
+    """Whether this is a layer of torch.ao in 8 bits, whose mode has no effect."""
+    return type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized"))
 
 
 def _exists(root: nn.Module, label: str) -> bool:
@@ -274,7 +286,9 @@ class Replay:
             chunk = Chunk(cut(chunk.batch, 0, count), chunk.start, count)
         with products():
             self._total(chunk, calls, masks, answer)
-            for level, labels in enumerate(self._levels) if self._replay else ():
+            if self.b.sealed and self._replay:
+                self._alone(chunk, calls, masks)
+            for level, labels in enumerate(self._levels) if self._replay and not self.b.sealed else ():
                 self._isolated(chunk, calls, masks, labels, outermost=level == 0)
 
     def _counterparts(self, calls: dict[str, Call], pairs: Sequence[Pair]) -> dict[str, tuple[Pair, Call]]:
@@ -375,6 +389,33 @@ class Replay:
             return None if pair == self.under else result
 
         self.b.run_around(list(counterparts), chunk, enter, leave)
+
+    def _alone(self, chunk: Chunk, calls: dict[str, Call], masks: Masks) -> None:
+        """Run layers of TorchScript, which cannot be watched, one by one on A's inputs."""
+        layers: dict[str, Any] = dict(unwrap(self.b.model).named_modules())
+        for pair in self.pairs:
+            if pair.a not in calls or pair.b in self.unfit:
+                continue
+            call, layer = calls[pair.a], layers[pair.b]
+            if isinstance(layer, torch.jit.TracedModule):  # which refuses calls in Python
+                layer = layer._c._get_method("forward")
+            args, kwargs = call.arguments
+            for path, tensor in tensors_at((args, kwargs)):
+                if tensor.is_floating_point():
+                    args, kwargs = replaced((args, kwargs), path, tensor.to(self.b.home, self.b.dtype))
+            try:
+                with self.b.undone():
+                    output = layer(*args, **kwargs)
+            except (RuntimeError, TypeError, NotImplementedError, AttributeError) as error:
+                self.unfit[pair.b] = f"it cannot be run by itself: {str(error).strip().splitlines()[0]}"
+                continue
+            self._compare(pair, call, output, masks, chunk)
+            _, tensors, fits = answering_as(output, call.output)
+            gap = self.made.setdefault(pair.a, Gap())
+            if not fits:
+                gap.fail()
+            for k, (a, b) in enumerate(tensors):
+                gap.add(k, *(without_padding(each, masks, pair.a) for each in (a, b)))
 
     def _arranged(self, pair: Pair, each: Argument) -> Argument:
         """The argument with A's axes in the order in which B's module wants them, found once."""

@@ -89,6 +89,7 @@ class Network:
             thing = open_model(str(thing))
         weights = weights_of(thing)
         model, known_as, prepare = with_name(thing, prepare)
+        model = with_layers(model)
         if not isinstance(model, nn.Module):
             raise TypeError(
                 f"{known_as} is not a model: give a torch.nn.Module, a specification like 'tiny10@weights.safetensors'"
@@ -123,7 +124,8 @@ class Network:
         return self._device() or torch.device("cpu")
 
     def _device(self) -> torch.device | None:
-        first = next(itertools.chain(self.model.parameters(), self.model.buffers()), None)
+        tensors = itertools.chain(self.model.parameters(), self.model.buffers())
+        first = next((tensor for tensor in tensors if not tensor.is_meta), None)  # accelerate's hooks fetch those
         return None if first is None else first.device
 
     def on_cpu(self) -> bool:
@@ -304,6 +306,32 @@ class Network:
     def counts(self) -> dict[str, Tensor]:
         """If an input gives several rows: the number for each input of the last chunk, by site; else empty."""
         return self._counts
+
+
+class AsExported(nn.Module):
+    """The module of a program of torch.export, which has no mode to set: it runs as it was exported."""
+
+    def __init__(self, program: nn.Module) -> None:
+        super().__init__()
+        self.program, self.training = program, False
+
+    def train(self, mode: bool = True) -> Self:
+        self.training = mode
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.program(*args, **kwargs)
+
+
+def with_layers(model: Any) -> Any:
+    """A program of torch.export as modules with the names of the layers that it was made of; others as they are.
+
+    Of an `ExportedProgram` only: its `module()` no longer says which operation belongs to which layer.
+    """
+    if isinstance(model, nn.Module):
+        made_by_export = isinstance(model, torch.fx.GraphModule) and "_guards_fn" in model._modules
+        return AsExported(model) if made_by_export else model
+    return torch.export.unflatten(model) if type(model).__name__ == "ExportedProgram" else model
 
 
 @dataclass

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..checks import call_text, check_options, listed, nearest, parse_call, whole_number
+from ..checks import call_text, check_options, listed, nearest, one_of, parse_call, whole_number
 from ..factory import find_file, import_library, load_factory
 from .weights import PICKLE_SUFFIXES, TORCH_SUFFIXES, fit_weights, load_weights, masked_weights, read_weights
 
@@ -229,14 +229,15 @@ def open_timm(name: str, options: dict[str, Any], pretrained: bool) -> tuple[nn.
 def open_hugging_face(text: str, *, head: bool = False) -> tuple[nn.Module, Normalise | Tokenise | None, str]:
     """Open `folder`, or `org/name@revision` of the Hub: safetensors only, no code that comes with the weights.
 
-    Without its head a model ends at its last hidden states; `(head=True)` gives the model as it was saved. The second
-    item is an image model's normalisation or a text model's tokeniser, the third the name with what was downloaded.
+    Without its head a model ends at its last hidden states; `(head=True)` gives the model as it was saved.
+    `(dtype='bfloat16')` converts the weights as they are read, and with `(device_map='auto')` accelerate places them; a
+    dict of modules and devices does so by hand. The second item is an image model's normalisation or a text model's
+    tokeniser, the third the name with what was downloaded.
     """
     match = _HUB.fullmatch(text) if not Path(text).expanduser().is_dir() else None
     name, _, revision = match.groups() if match else (text, "", None)
     options = parse_call(f"hf{match['options'] or ''}")[1] if match else {}
-    if unknown := options.keys() - {"head"}:
-        raise ValueError(f"hf:{name} has no option {', '.join(sorted(unknown))}; it takes head=True")
+    check_options(options, ("head", "dtype", "device_map"), f"hf:{name}")
     path, source = _find_or_download(name, revision)
     if not (path / "config.json").is_file():
         raise FileNotFoundError(f"{path} has no config.json: hf: needs a folder written by save_pretrained")
@@ -250,12 +251,18 @@ def open_hugging_face(text: str, *, head: bool = False) -> tuple[nn.Module, Norm
     transformers = import_library("transformers", f"hf:{text}", extra="hf")
     safely = {"local_files_only": True, "trust_remote_code": False}
     # As the file has them, which transformers 5 does unasked.
-    types = {"torch_dtype": "auto"} if transformers.__version__.startswith("4.") else {}
+    old = transformers.__version__.startswith("4.")
+    loading = {"torch_dtype": "auto"} if old else {}
+    if "dtype" in options:
+        loading = {"torch_dtype" if old else "dtype": _float_type(options["dtype"], f"hf:{name}")}
+    if "device_map" in options:
+        import_library("accelerate", f"hf:{name} with device_map=")
+        loading["device_map"] = options["device_map"]
     try:
         with _silent(transformers.utils.logging):  # what its report on loading says is checked below
             kind = _saved_kind(transformers, path) if options.get("head", head) else transformers.AutoModel
             model, facts = kind.from_pretrained(
-                str(path), use_safetensors=True, output_loading_info=True, **safely, **types
+                str(path), use_safetensors=True, output_loading_info=True, **safely, **loading
             )
             has_words = (path / "tokenizer.json").is_file() or (path / "vocab.txt").is_file()
             tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), **safely) if has_words else None
@@ -275,6 +282,11 @@ def open_hugging_face(text: str, *, head: bool = False) -> tuple[nn.Module, Norm
     if unused := _blocks_without_place(model, facts["unexpected_keys"]):
         raise ValueError(f"hf:{text} has weights of {listed(unused, 3)}, which its config.json has no place for")
     return model, _image_normalisation(path / "preprocessor_config.json") or (tokenizer and Tokenise(tokenizer)), source
+
+
+def _float_type(name: Any, wanted_by: str) -> torch.dtype:
+    kinds = {str(each).removeprefix("torch."): each for each in (torch.float32, torch.float16, torch.bfloat16)}
+    return kinds[one_of(str(name).removeprefix("torch."), f"dtype of {wanted_by}", kinds)]
 
 
 def _find_or_download(name: str, revision: str | None) -> tuple[Path, str]:
