@@ -105,7 +105,7 @@ def test_a_head_is_read_where_answers_are_wanted(classifier: Path, capfd: pytest
     right = (answers == torch.tensor([0, 1] * 20)).float().mean().item()
     assert found.provenance["accuracy"] == pytest.approx([right, right])
     assert capfd.readouterr().err == "", "transformers reports the head that is left out"
-    with pytest.raises(ValueError, match="has no option tail; it takes head=True"):
+    with pytest.raises(ValueError, match="has no option 'tail'; it has head, dtype, device_map"):
         open_model(f"{spec}(tail=True)")
 
 
