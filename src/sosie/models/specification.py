@@ -252,7 +252,7 @@ def open_hugging_face(text: str, *, head: bool = False) -> tuple[nn.Module, Norm
     safely = {"local_files_only": True, "trust_remote_code": False}
     # As the file has them, which transformers 5 does unasked.
     old = transformers.__version__.startswith("4.")
-    loading = {"torch_dtype": "auto"} if old else {}
+    loading: dict[str, Any] = {"torch_dtype": "auto"} if old else {}
     if "dtype" in options:
         loading = {"torch_dtype" if old else "dtype": _float_type(options["dtype"], f"hf:{name}")}
     if "device_map" in options:
