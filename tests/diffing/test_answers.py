@@ -12,6 +12,7 @@ from torch import Tensor
 from sosie.diffing import answers
 from sosie.diffing.answers import IGNORED, AnswerSums, next_tokens
 from sosie.results.diff import OutputDiff
+from sosie.stats.grams import by_group
 
 
 def logits(*shape: int, seed: int = 0, change: float = 0.3) -> tuple[Tensor, Tensor]:
@@ -92,17 +93,38 @@ def test_merging_gives_what_one_pass_gives() -> None:
 
 
 def test_intervals_are_by_inputs_not_by_tokens() -> None:
-    """Tokens that repeat one prediction add nothing; few inputs give no interval."""
+    """Tokens that repeat one prediction add little, and nothing where all are equal."""
     a, b = logits(300, 1, 6)
     single, repeated = AnswerSums(), AnswerSums()
     single.add(a, b)
     repeated.add(a.expand(300, 20, 6), b.expand(300, 20, 6))
     one, many = rows(single)["agreement"], rows(repeated)["agreement"]
     assert one.low is not None
-    assert (many.low, many.high) == pytest.approx((one.low, one.high), rel=1e-9)
+    assert one.high is not None
+    assert (many.low, many.high) == pytest.approx((one.low, one.high), abs=0.15 * (one.high - one.low))
     few = AnswerSums()
-    few.add(a[:3].expand(3, 20, 6), b[:3].expand(3, 20, 6))
-    assert rows(few)["agreement"].low is None
+    few.add(a[:3].expand(3, 20, 6), a[:3].expand(3, 20, 6))
+    assert (rows(few)["agreement"].low, rows(few)["agreement"].high) == pytest.approx((0.025 ** (1 / 3), 1))
+    assert rows(few)["kl_divergence"].low is None
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.98])
+def test_the_interval_of_agreement_covers_where_tokens_go_together(share: float) -> None:
+    """In half the inputs the tokens agree or differ all together, in the others by themselves."""
+    draw = torch.Generator().manual_seed(0)
+    held = 0
+    for _ in range(300):
+        inputs, tokens = 60, 8
+        own = torch.rand(inputs, tokens, generator=draw) < share
+        together = torch.rand(inputs, 1, generator=draw) < share
+        equal = torch.where(torch.rand(inputs, 1, generator=draw) < 0.5, own, together).double().sum(1)
+        groups = torch.arange(inputs) % 32
+        sums = {"equal": by_group(equal, groups), "n": by_group(torch.full((inputs,), float(tokens)), groups).double()}
+        found = AnswerSums(sums, inputs=inputs)._agreement()
+        assert found.low is not None
+        assert found.high is not None
+        held += found.low <= share <= found.high
+    assert held >= 0.93 * 300
 
 
 def test_nan_is_counted_with_its_place_and_left_out() -> None:

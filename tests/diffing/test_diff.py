@@ -216,7 +216,7 @@ def test_the_verdict_says_who_makes_the_error() -> None:
         transposed(b)
         b.block3.bn.eps = 1e-2
 
-    assert sosie.diff(A, edited(A, two), X).verdict.endswith("; so do block3.bn.")
+    assert sosie.diff(A, edited(A, two), X).verdict.endswith("; errors of their own: block3.bn.")
 
 
 def test_nan_is_named_with_its_place() -> None:

@@ -110,7 +110,7 @@ def test_two_wrong_layers_are_told_apart(tmp_path: Path) -> None:
 
     d = sosie.diff(a, exported(edited(a, two), tmp_path / "b.onnx"), X)
     assert d.first == "block1.skip"
-    assert d.verdict.endswith("; so do block3.conv.")
+    assert d.verdict.endswith("; errors of their own: block3.conv.")
     made = {site.site_a: site.made for site in d.sites}
     assert made["block2"] is not None
     assert made["block2"] < 1e-6  # it inherits its error

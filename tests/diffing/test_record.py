@@ -50,8 +50,8 @@ def test_a_model_is_the_same_as_its_record_and_another_is_not(model: nn.Module, 
     found = diff(path, scaled(model))
     assert not found.same
     assert found.first == "2"
-    assert [site.site_a for site in found.sites if site.beyond] == ["2", "output"]
-    whole = diff(model, scaled(model), X[:16])
+    assert [site.site_a for site in found.sites if site.beyond] == ["2", "4", "output"]
+    whole = diff(model, scaled(model), X[:16], sites=["0", "1", "2", "4"])
     for ours, theirs in zip(found.sites, [s for s in whole.sites if not s.inside], strict=True):
         assert ours.error == pytest.approx(theirs.error, rel=1e-6)
         if theirs.made is not None:
@@ -142,6 +142,28 @@ def test_assert_same(model: nn.Module, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"Different from 2 on.*\nsite +error +makes itself +floor\n2 ") as caught:
         sosie.assert_same(scaled(model), path)
     assert "output" in str(caught.value)
+
+
+def test_what_lies_outside_the_blocks_is_recorded_too(model: nn.Module, tmp_path: Path) -> None:
+    path = record(model, X, tmp_path / "golden.safetensors")
+    for name in ("0", "4"):
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            other.get_submodule(name).bias.add_(0.05)  # type: ignore[operator, union-attr]
+        assert diff(path, other).first == name
+
+
+def test_what_was_not_recorded_is_not_blamed_on_the_forward(model: nn.Module, tmp_path: Path) -> None:
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other[0].bias.add_(0.05)  # type: ignore[index, union-attr]
+    found = diff(record(model, X, tmp_path / "blocks.safetensors", sites="blocks"), other)
+    assert found.verdict.startswith("Different: something makes an error of ")
+    assert found.verdict.endswith(
+        'before 1, where nothing was recorded; a record with sites="leaves" tells what it is.'
+    )
+    later = diff(record(model, X, tmp_path / "last.safetensors", sites=["2.norm"]), other)
+    assert later.verdict.endswith("before 2.norm, where nothing was recorded.")
 
 
 @pytest.mark.parametrize("place", [0.3, 0.6, 0.95])

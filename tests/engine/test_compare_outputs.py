@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import sosie
+from sosie.engine.uncertainty import of_share
 from sosie.results import Comparison, Comparisons
 
 
@@ -180,6 +182,26 @@ def test_saved_and_shown_like_any_comparison(tmp_path: Path) -> None:
     assert "error_overlap" in sosie.write_report(again, tmp_path / "o.html").read_text("utf-8")
 
 
+def test_answers_that_never_differ_are_no_proof() -> None:
+    same = torch.arange(20) % 4
+    found = {row["measure"]: row for row in sosie.compare_outputs(same, same, labels=same).rows()}
+    assert (found["agreement"]["low"], found["agreement"]["high"]) == pytest.approx((0.025 ** (1 / 20), 1))
+    assert (found["bad_churn"]["low"], found["bad_churn"]["high"]) == pytest.approx((0, 1 - 0.025 ** (1 / 20)))
+    assert found["accuracy_difference"]["low"] is None
+
+
+@pytest.mark.parametrize("n", [5, 20, 128])
+@pytest.mark.parametrize("share", [0.001, 0.02, 0.3, 0.98])
+def test_the_interval_of_a_share_holds_it(n: int, share: float) -> None:
+    """The coverage is a sum over all counts, so it is exact."""
+    counts = range(n + 1)
+    chance = [math.comb(n, k) * share**k * (1 - share) ** (n - k) for k in counts]
+    held = sum(
+        p for k, p in zip(counts, chance, strict=True) if of_share(k / n, n)[0] <= share <= of_share(k / n, n)[1]
+    )
+    assert held >= 0.95
+
+
 def test_a_value_that_is_undefined_says_why() -> None:
     found = sosie.compare_outputs(LABELS, (LABELS + 1) % 3, labels=LABELS)
     row = next(r for r in found.rows() if r["measure"] == "min_max_normalised_disagreement")
@@ -189,8 +211,8 @@ def test_a_value_that_is_undefined_says_why() -> None:
     ]
     both = sosie.compare_outputs(LABELS, LABELS, labels=LABELS, measures="error_overlap").rows()[0]
     assert "right about every input" in both["caveats"][0]
-    with pytest.raises(ValueError, match="error_overlap: both models are right"):
-        sosie.measure("error_overlap", LABELS, LABELS, labels=LABELS)
+    with pytest.raises(ValueError, match="error_overlap: a model is right about every input"):
+        sosie.measure("error_overlap", LABELS, (LABELS + 1) % 3 * (LABELS > 0), labels=LABELS)
     with pytest.raises(ValueError, match="output_correlation: an output of one model is the same"):
         sosie.measure("output_correlation", np.full(5, 0.5), np.arange(5) / 3)
 

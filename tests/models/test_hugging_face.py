@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import sosie
+from sosie.diffing import record
 from sosie.models import Tokenise, open_model
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'sosie[hf]'")
@@ -107,6 +110,25 @@ def test_a_head_is_read_where_answers_are_wanted(classifier: Path, capfd: pytest
     assert capfd.readouterr().err == "", "transformers reports the head that is left out"
     with pytest.raises(ValueError, match="has no option 'tail'; it has head, dtype, device_map"):
         open_model(f"{spec}(tail=True)")
+
+
+def test_a_changed_head_is_another_model(classifier: Path, tmp_path: Path) -> None:
+    shutil.copytree(classifier, turned := tmp_path / "turned")
+    state = load_file(turned / "model.safetensors")
+    save_file(
+        {**state, "classifier.weight": -state["classifier.weight"]}, turned / "model.safetensors", {"format": "pt"}
+    )
+    texts = [" ".join("abc"[(i * j) % 3] for j in range(1 + i % 5)) for i in range(8)]
+    path = record(f"hf:{classifier}", [texts], tmp_path / "golden.safetensors")
+    for reference, data in ((f"hf:{classifier}", [texts]), (path, None)):
+        found = sosie.diff(reference, f"hf:{turned}", data)
+        assert found.first == "classifier"
+        assert all("BertForSequenceClassification" in model for model in found.provenance["models"])
+        with pytest.raises(AssertionError, match="classifier makes an error of 2"):
+            sosie.assert_same(f"hf:{turned}", reference, data)
+    assert sosie.diff(f"hf:{classifier}(head=False)", f"hf:{turned}(head=False)", [texts]).same
+    mixed = sosie.diff(f"hf:{classifier}(head=False)", f"hf:{turned}", [texts])
+    assert "hf:folder(head=False) leaves it out" in mixed.caveats[-1]
 
 
 def test_a_repository_of_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

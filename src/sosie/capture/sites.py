@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -161,13 +161,28 @@ def repeated_blocks(names: Names) -> list[str]:
     return outermost
 
 
+def outside(names: Names, sites: Iterable[str]) -> list[str]:
+    """Return the outermost modules with weights beside these sites: embeddings, a stem, a head."""
+    sites = set(sites)
+    above = {name for site in sites for name in ancestors(site)}
+    found: list[str] = []
+    for name, module in names.unique().items():
+        if name in above or not {name, *ancestors(name)}.isdisjoint(sites | set(found)) or not _has_forward(module):
+            continue
+        if next(module.parameters(), None) is not None:
+            found.append(name)
+    return found
+
+
+def _has_forward(module: nn.Module) -> bool:
+    # A static lookup, since a scripted module's class raises when its forward is read.
+    return getattr_static(type(module), "forward") is not nn.Module.forward
+
+
 def _is_block(names: Names, name: str) -> bool:
     """Return whether a module computes something out of its children and is not only their container."""
-    kind = type(names.by_name[name])
-    if not name or names.is_leaf(name) or kind is nn.Sequential:
-        return False
-    # A static lookup, since a scripted module's class raises when its forward is read.
-    return getattr_static(kind, "forward") is not nn.Module.forward
+    module = names.by_name[name]
+    return bool(name) and not names.is_leaf(name) and type(module) is not nn.Sequential and _has_forward(module)
 
 
 def _is_stack(names: Names, name: str) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..capture import labels_of
 from ..capture.sites import ANSWERS, at_path, path_to_tensor
-from ..engine.uncertainty import CONFIDENCE, FEWEST_GROUPS, by_jackknife
+from ..engine.uncertainty import CONFIDENCE, FEWEST_GROUPS, by_jackknife, of_share, student
 from ..results.diff import OutputDiff, Place
 from ..stats.grams import GROUPS, by_group, over_groups
 from ..stats.sampling import dealt_groups
@@ -92,6 +92,7 @@ class AnswerSums:
     histogram: Tensor = field(default_factory=lambda: torch.zeros((MOST - LEAST) * PER_OCTAVE + 2, dtype=torch.int64))
     furthest: dict[str, tuple[float, Place]] = field(default_factory=dict)  # the largest value of each kind
     broken: dict[str, tuple[int, Place]] = field(default_factory=dict)  # predictions with NaN: how many, the first
+    inputs: int = 0  # with predictions
 
     def add(
         self,
@@ -117,6 +118,7 @@ class AnswerSums:
             if tuple(keep.shape) != (inputs, tokens):
                 raise ValueError(f"need a mask of {(inputs, tokens)} inputs and tokens, got {tuple(keep.shape)}")
             index = (keep.reshape(-1) != 0).nonzero()[:, 0].cpu()
+        self.inputs += len(torch.div(index, tokens, rounding_mode="floor").unique())
         right = None
         if labels is not None:
             right = labels.cpu().long().reshape(inputs, -1)
@@ -188,7 +190,13 @@ class AnswerSums:
         """The sums over the inputs of both."""
         if (self.sums and other.sums) and self.sums.keys() != other.sums.keys():
             raise ValueError("these sums are of other answers: some have labels, some have none")
-        merged = AnswerSums(dict(self.sums), self.histogram + other.histogram, dict(self.furthest), dict(self.broken))
+        merged = AnswerSums(
+            dict(self.sums),
+            self.histogram + other.histogram,
+            dict(self.furthest),
+            dict(self.broken),
+            self.inputs + other.inputs,
+        )
         for name, number in other.sums.items():
             merged.sums[name] = merged.sums.get(name, 0) + number
         for name, (value, place) in other.furthest.items():
@@ -227,7 +235,7 @@ class AnswerSums:
             OutputDiff("kl_median", self.quantile(0.5), meaning="half the predictions have at most this KL(a‖b)"),
             OutputDiff("kl_99", self.quantile(0.99), meaning="99 % of the predictions have at most this KL(a‖b)"),
             self._extreme("kl_largest", "kl", "the largest KL(a‖b) of a prediction"),
-            self._mean("agreement", self.sums["equal"], n, (0, 1), "share of predictions with the same first choice"),
+            self._agreement(),
         ]
         if "marked" in self.sums and (marked := self.sums["marked"]).any():
             more = self.sums["log_a"] - self.sums["log_b"]
@@ -245,6 +253,20 @@ class AnswerSums:
         value, place = self.furthest[kind]
         return OutputDiff(measure, max(value, 0.0), at=place, meaning=meaning)
 
+    def _agreement(self) -> OutputDiff:
+        """The share of predictions with the same first choice, with an exact interval for what they are worth.
+
+        Where none differs, or all do, that is the inputs: the tokens of one may all go together.
+        """
+        equal, n = self.sums["equal"], self.sums["n"]
+        value, worth, groups = float(equal.sum() / n.sum()), float(self.inputs), n > 0
+        if 0 < value < 1 and self.n > self.inputs and int(groups.sum()) >= FEWEST_GROUPS:
+            error = by_jackknife((over_groups(equal, True) / over_groups(n, True))[groups].numpy())
+            ratio = student(math.inf, CONFIDENCE) / student(error.freedom, CONFIDENCE) / error.size
+            worth = min(self.n, value * (1 - value) * float(ratio) ** 2)
+        meaning = "share of predictions with the same first choice"
+        return OutputDiff("agreement", value, *of_share(value, worth), meaning=meaning)
+
     def _mean(
         self,
         measure: str,
@@ -260,6 +282,8 @@ class AnswerSums:
         if int(groups.sum()) < FEWEST_GROUPS or not math.isfinite(value):
             return OutputDiff(measure, value, meaning=meaning)
         without = (over_groups(total, True) / over_groups(n, True))[groups].numpy()
+        if not (without != without[0]).any():  # which shows no spread, not that there is none
+            return OutputDiff(measure, value, meaning=meaning)
         below, above = (float(reach) for reach in by_jackknife(of(without)).reach(CONFIDENCE))
         low, high = value - below, value + above
         bottom, top = bounds

@@ -294,7 +294,7 @@ class _Run:
             opened += [rows for _, found, _ in others for rows in found]
             names = [name for name, _, _ in others if name != first]
             more = len([guilt for guilt in guilty[OPENED:] if guilt.inside])
-            words += f"; so do {listed(names)}{f' and {more} more' if more else ''}" if names else ""
+            words += f"; errors of their own: {listed(names)}{f' and {more} more' if more else ''}" if names else ""
         elif differs:
             first, words = self._unexplained(rows, replay=replay)
         rows = _with_opened(rows, opened)
@@ -344,6 +344,11 @@ class _Run:
     def _lost(self, run: Replay) -> list[str]:
         texts = [f"{site}: shape {list(a)} in A and {list(b)} in B" for site, (a, b) in run.other_shapes.items()]
         lost = [f"activations of other shapes are different: {listed(texts, 3, '; ')}"] if texts else []
+        if OUTPUT in run.other_shapes and hasattr(unwrap(self.b.model), "base_model_prefix"):
+            lost.append(
+                f"{self.a.describe()}; {self.b.describe()}: a model of transformers is opened with the head that was "
+                "saved, hf:folder(head=False) leaves it out"
+            )
         lone = [f"{'.'.join(map(str, place))} of {side}" for side, place in sorted(run.lone, key=repr)]
         return [*lost, f"answers that one model alone gives are not compared: {listed(lone, 3)}"] if lone else lost
 
@@ -362,7 +367,8 @@ class _Run:
                 )
             return f"The same up to {kind} at {count}."
         beyond = next((row.site_b for row in sites if row.beyond), None)
-        return f"Different{f' from {beyond} on' if beyond else ''}: {words}." if found else f"Different {words}."
+        since = f" from {beyond} on" if beyond and f"before {beyond}" not in words else ""
+        return f"Different{since}: {words}." if found else f"Different {words}."
 
 
 def _layers_of_script(b: Subject, seen: Sequence[Seen]) -> list[Seen]:
@@ -507,6 +513,11 @@ class _Search:
         does = f"makes an error of {made:.2g}" if math.isfinite(made) else "answers with another shape, or with NaN"
         if glue is None:
             return current.b, opened, f"{current.b} {does}"
+        if self.pairs and not isinstance(self.a, Subject):
+            words = f"something {does} {_where(glue, current)}, where nothing was recorded"
+            if any(self.b.has_parts(pair.b) for pair in self.pairs):
+                words += '; a record with sites="leaves" tells what it is'
+            return OUTPUT, [], words
         if not opened and next(unwrap(self.b.model).children(), None) is not None:
             return OUTPUT, [], f"the output {does}; which layer does is not known, since none can be watched in both"
         if current.b == OUTPUT:

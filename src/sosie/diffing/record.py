@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..capture import Chunk, Masks, count_inputs, cut
+from ..capture import Chunk, Masks, count_inputs, cut, select, unwrap
 from ..capture.batches import rebuild
 from ..capture.calls import Call, Seen, some_inputs
+from ..capture.sites import Names, outside
 from ..checks import positive, whole_number
 from ..engine.network import OUTPUT
 from ..engine.plan import MEMORY, parse_size
@@ -49,16 +50,17 @@ def record(
 ) -> Path:
     """Write what a model gives at every site for the first inputs of the data, for `diff` and `assert_same`.
 
-    `model`, `data`, `sites`, `prepare`, `device`, `name`: as in `diff`. The record holds the first `max_rows` inputs
-    and, with `replay`, what each site is given, so that the error that a layer makes can be told from what it inherits.
-    `inputs`: a function from a batch to the model's arguments, or False: the record does not hold the inputs, and
-    `data` must be given again. `floor`, what must not matter, is measured now and kept.
+    `model`, `data`, `prepare`, `device`, `name`: as in `diff`. `sites`: by default the blocks or layers, and what has
+    weights beside them: embeddings, a stem, a head; "leaves" lets `diff` name the innermost module. The record holds
+    the first `max_rows` inputs and, with `replay`, what each site is given, so that the error that a layer makes can be
+    told from what it inherits. `inputs`: a function from a batch to the model's arguments, or False: the record does
+    not hold the inputs, and `data` must be given again. `floor`, what must not matter, is measured now and kept.
     """
     check_writable(out)
     whole_number(max_rows, "max_rows", least=1)
     keep, make = inputs is not False, inputs if callable(inputs) else None
     subject = Subject.of(model, name=name, prepare=prepare, inputs=make, device=device)
-    subject.sites = sites
+    subject.sites = _default_sites(subject) if sites is None else sites
     with subject.borrowed():
         stream = Stream.of(data, [subject], max_rows)
         count = min(max_rows, count_inputs(stream.first))
@@ -91,6 +93,16 @@ def record(
         "provenance": provenance(data=data),
     }
     return write_nested(out, "record", VERSION, about, value)
+
+
+def _default_sites(subject: Subject) -> Any:
+    """The default sites and what has weights beside them, since a record cannot be opened later."""
+    root = unwrap(subject.model)
+    if isinstance(root, torch.jit.ScriptModule) or subject.values is not None:
+        return None
+    names = Names.of(root)
+    sites = list(select(names, None))
+    return [*sites, *outside(names, sites)]
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -47,6 +47,8 @@ WHOLE = Pair(OUTPUT, OUTPUT, "the output")
 class Subject(Network):
     """A model that is diffed: as found if it is in evaluation mode, its inputs cast to its own type if that differs."""
 
+    with_head = True
+
     cast: torch.dtype | None = None  # the type that floating-point inputs are converted to
 
     def __post_init__(self) -> None:
@@ -77,8 +79,13 @@ class Subject(Network):
 
     def has_weights(self, label: str) -> bool:
         """Whether the module at a site has weights, in it or inside it."""
-        module = dict(unwrap(self.model).named_modules())[split_call(label)[0]]
-        return next(module.parameters(), None) is not None
+        return next(self._module(label).parameters(), None) is not None
+
+    def has_parts(self, label: str) -> bool:
+        return next(self._module(label).children(), None) is not None
+
+    def _module(self, label: str) -> nn.Module:
+        return dict(unwrap(self.model).named_modules())[split_call(label)[0]]
 
     @property
     def is_compiled(self) -> bool:

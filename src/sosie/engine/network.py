@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -56,6 +56,8 @@ OUTPUT = "output"  # the site of a model's output
 class Network:
     """A model with its watched sites, how its inputs are prepared, and how its activations become rows."""
 
+    with_head: ClassVar[bool] = False  # whether `hf:folder` opens the model as it was saved
+
     model: nn.Module
     name: str
     sites: Any = None
@@ -86,7 +88,7 @@ class Network:
         `otherwise` ends the error for anything else: the other things that are accepted.
         """
         if isinstance(thing, (str, os.PathLike)):
-            thing = open_model(str(thing))
+            thing = open_model(str(thing), head=cls.with_head)
         weights = weights_of(thing)
         model, known_as, prepare = with_name(thing, prepare)
         model = with_layers(model)

@@ -42,7 +42,7 @@ from .one_shot import as_outputs
 from .plan import find_measures
 from .provenance import digest_of, provenance
 from .stream import Stream
-from .uncertainty import FEWEST_GROUPS, around, by_jackknife
+from .uncertainty import FEWEST_GROUPS, around, by_jackknife, of_share
 
 SAVED_CHUNK = 8192  # saved outputs that are read at a time
 
@@ -520,13 +520,24 @@ def _estimate(measure: Measure, sums: OutputSums, notes: Sequence[str]) -> Estim
 
 
 def _interval(measure: Measure, sums: OutputSums, value: np.ndarray) -> Interval:
-    """The delete-one-group jackknife; none with few groups, or if the value is undefined without one of them."""
-    if np.isnan(value).any() or int(sums.groups.sum()) < FEWEST_GROUPS:
+    """Exact for a share of inputs, else the delete-one-group jackknife.
+
+    None with few groups, if the value is undefined without one of them, or if it is the same without each: that shows
+    no spread, not that there is none.
+    """
+    if np.isnan(value).any():
+        return None, None
+    if measure.share:
+        low, high = of_share(value.item(), sums.n)
+        return np.array([[low]]), np.array([[high]])
+    if int(sums.groups.sum()) < FEWEST_GROUPS:
         return None, None
     try:
         with torch.no_grad():
             without = measure.from_outputs(sums, jackknife=True)[sums.groups]
     except ValueError:
+        return None, None
+    if not bool((without != without[0]).any()):
         return None, None
     return around(measure, value, by_jackknife(without[:, None, None].detach().cpu().numpy()))
 

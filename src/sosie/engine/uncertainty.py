@@ -258,6 +258,19 @@ def block_deviation(measure: Measure, statistic: Grams) -> Tensor:
     return (single.square().sum(0) * (1 - 1 / statistic.blocks)).sqrt() / count
 
 
+def of_share(share: float, n: float) -> tuple[float, float]:
+    """Clopper and Pearson's exact interval for a share of n independent inputs, which holds at 0 and 1 too.
+
+    n may be what a clustered sample is worth (Korn and Graubard, 1998, Survey Methodology 24).
+    """
+    from scipy.special import betaincinv
+
+    tail, some = (1 - CONFIDENCE) / 2, share * n
+    low = 0.0 if share == 0 else float(betaincinv(some, n - some + 1, tail))
+    high = 1.0 if share == 1 else float(betaincinv(some + 1, n - some, 1 - tail))
+    return low, high
+
+
 def around(measure: Measure, value: Array, error: Error, shrink: float = 1.0) -> tuple[Array, Array]:
     """The interval around a value, from its standard error."""
     below, above = error.reach(CONFIDENCE)

@@ -19,7 +19,7 @@ of_classes = functools.partial(
 of_marked_classes = functools.partial(of_classes, reads=MarkedPredictions, needs={"labels"})
 
 
-@of_classes(closer="up", paper="klabunde2025", chance="Σ aₖ bₖ / n², with aₖ and bₖ predictions of class k")
+@of_classes(share=True, closer="up", paper="klabunde2025", chance="Σ aₖ bₖ / n², with aₖ and bₖ predictions of class k")
 def agreement(o: Predictions) -> Tensor:
     """Share of inputs for which both models predict the same class.
 
@@ -29,19 +29,19 @@ def agreement(o: Predictions) -> Tensor:
     return o.equal / o.n
 
 
-@of_classes(paper="klabunde2025", chance="1 − Σ aₖ bₖ / n²")
+@of_classes(share=True, paper="klabunde2025", chance="1 − Σ aₖ bₖ / n²")
 def disagreement(o: Predictions) -> Tensor:
     """Share of inputs for which the models predict different classes: 1 − agreement."""
     return (o.n - o.equal) / o.n
 
 
-@of_classes(paper="milanifard2016", chance="1 − Σ aₖ bₖ / n²")
+@of_classes(share=True, paper="milanifard2016", chance="1 − Σ aₖ bₖ / n²")
 def churn(o: Predictions) -> Tensor:
     """Share of predictions that change when model B replaces model A; equal to disagreement."""
     return (o.n - o.equal) / o.n
 
 
-@of_marked_classes(symmetric=False, paper="milanifard2016", chance="accuracy of A × error rate of B")
+@of_marked_classes(share=True, symmetric=False, paper="milanifard2016", chance="accuracy of A × error rate of B")
 def bad_churn(o: MarkedPredictions) -> Tensor:
     """Share of inputs that A gets right and B gets wrong.
 
@@ -75,13 +75,14 @@ def accuracy_difference(o: MarkedPredictions) -> Tensor:
 def error_overlap(o: MarkedPredictions) -> Tensor:
     """Error consistency: Cohen's kappa of right and wrong, 0 for errors that coincide as often as by chance.
 
-    The wrong class does not matter. Undefined if both models are always right, or always wrong.
+    The wrong class does not matter. Undefined if a model is always right, or always wrong.
     """
+    always = [(right == 0) | (right == o.n) for right in (o.right_a, o.right_b)]
+    if bool(torch.stack(always).any()):
+        raise ValueError("a model is right about every input, or wrong about every one: no errors could coincide more")
     wrong_a, wrong_b = o.n - o.right_a, o.n - o.right_b
     alike = o.n - o.right_a - o.right_b + 2 * o.both_right
     expected = (o.right_a * o.right_b + wrong_a * wrong_b) / o.n
-    if bool((expected >= o.n).any()):
-        raise ValueError("both models are right about every input, or wrong about every one")
     return (alike - expected) / (o.n - expected)
 
 
