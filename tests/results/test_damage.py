@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import sosie
 from sosie.benchmark.population import Store
 from sosie.capture import open_activations
+from sosie.diffing import record
 from sosie.engine.partial import Partial
 from sosie.files import read_nested, write_nested, write_weights
 from sosie.history import Recorder, open_run
@@ -205,6 +206,13 @@ KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
         lambda folder: write_weights(folder / "w.safetensors", net().state_dict()),
         lambda p: read_weights(p)[0],
     ),
+    "statistics, as compared": (statistics, sosie.compare),
+    "extracted activations": (lambda folder: sosie.extract(net(), X, out=folder / "e.safetensors"), rows),
+    "golden record": (
+        lambda folder: record(net(), X, folder / "r.safetensors"),
+        lambda path: sosie.diff(path, net(1)).rows(),
+    ),
+    "differences": (lambda folder: sosie.diff(net(), net(1), X).save(folder / "f.json"), sosie.load),
     "archive": (arrays(np.savez), rows),
     "compressed archive": (arrays(np.savez_compressed), rows),
 }

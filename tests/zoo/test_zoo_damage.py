@@ -67,6 +67,14 @@ def test_bytes_that_were_changed(tmp_path: Path) -> None:
     assert zoo.check().problems == ()
 
 
+def test_a_place_that_was_changed(tmp_path: Path) -> None:
+    new_zoo(tmp_path, 3).store.close()
+    with sqlite3.connect(tmp_path / "zoo" / "zoo.sqlite") as database:
+        database.execute("UPDATE blocks SET first = -122 WHERE model = 2")
+    with pytest.raises(DamagedFile, match="model number 2"):
+        Zoo(tmp_path / "zoo").search(made(1), k=2)
+
+
 def test_a_file_that_is_gone(tmp_path: Path) -> None:
     zoo = new_zoo(tmp_path, 2)
     (tmp_path / "zoo" / "exact.f32").unlink()

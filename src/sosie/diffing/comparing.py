@@ -27,6 +27,7 @@ from ..engine.network import OUTPUT, for_each, models_and_data, number_duplicate
 from ..engine.plan import MEMORY, parse_size
 from ..engine.provenance import provenance
 from ..engine.stream import CACHE, Stream
+from ..files import OtherFile
 from ..measures import largest_difference, least_row_cosine, mismatched_share, relative_error, row_cosine
 from ..models.values import Part
 from ..progress import Progress
@@ -113,7 +114,10 @@ def diff(
 def _without_data(a: Any, b: Any, names: Sequence[str | None] | None) -> Diff:
     """Two folders, files or state dicts of weights."""
     if any(isinstance(model, nn.Module) for model in (a, b)):
-        raise TypeError("diff needs data to run models on, the third argument: diff(model_a, model_b, data)")
+        needs = "diff needs data to run models on, the third argument: diff(model_a, model_b, data)"
+        if isinstance(a, (str, os.PathLike)) and Path(a).is_file():
+            raise OtherFile(f"{a} is not a golden record, which would hold its inputs; {needs}")
+        raise TypeError(needs)
     for path in (a, b):
         if isinstance(path, (str, os.PathLike)) and not Path(path).exists():
             raise TypeError(

@@ -23,7 +23,7 @@ from ..engine.provenance import digest_of, provenance
 from ..engine.stream import Stream
 from ..files import PLAIN, check_writable, read_nested, reading, write_nested
 from ..results import counted
-from ..stats import coarser
+from ..stats import coarser, is_statistics
 from .floor import FACTOR, Floor, Level
 from .pairing import Pair
 from .replay import Subject
@@ -275,15 +275,7 @@ def _dtype(name: str) -> torch.dtype:
 
 def is_record(thing: Any) -> bool:
     """Whether this is the path of a record."""
-    from safetensors import SafetensorError, safe_open
-
-    if not isinstance(thing, (str, os.PathLike)) or Path(thing).suffix != ".safetensors" or not Path(thing).is_file():
-        return False
-    try:
-        with safe_open(thing, framework="pt") as opened:
-            return (opened.metadata() or {}).get("format") == "sosie-record"
-    except (SafetensorError, OSError):
-        return False
+    return isinstance(thing, (str, os.PathLike)) and is_statistics(thing, kind="record")
 
 
 def assert_same(model: Any, reference: Any, data: Any = None, **options: Any) -> None:

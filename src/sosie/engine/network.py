@@ -35,6 +35,7 @@ from ..capture.rows import Masks, Rule, gives_several_rows, needs_axes, rows_per
 from ..capture.saved import ActivationFile, open_activations
 from ..capture.sites import NoRows, Site, Watch, answer_in, select, watch
 from ..checks import listed
+from ..files import OtherFile
 from ..models import NamedModel, open_model, weights_of, with_name
 from ..process_state import kept_random_state
 from ..results import Side
@@ -511,7 +512,10 @@ def models_and_data(
     if model_b is None:
         if is_statistics(model_a):
             return [model_a], [None], data
-        raise TypeError("need two models to compare (the same one twice is fine), or a list of them and data")
+        two = "need two models to compare (the same one twice is fine), or a list of them and data"
+        if isinstance(model_a, (str, os.PathLike)) and Path(model_a).is_file():
+            raise OtherFile(f"{model_a} is not a file of statistics, so it is not enough: {two}")
+        raise TypeError(two)
     return *names_of([model_a, model_b], names), data
 
 

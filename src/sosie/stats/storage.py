@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..files import decode, encode, read_tensors, reading, storable, write_tensors
+from ..files import DamagedFile, decode, encode, read_tensors, reading, storable, write_tensors
 from .grams import Drift, Grams, PairSums, ShuffledSums
 from .moments import Moments, SideSums
 from .sample import Sample
@@ -40,13 +40,15 @@ def load_statistics(path: str | os.PathLike[str], *, kind: str = "statistics") -
 
 
 def is_statistics(path: str | os.PathLike[str], *, kind: str = "statistics") -> bool:
-    """Return whether a safetensors file is of this kind, by its header."""
+    """Return whether a safetensors file is of this kind, by its header; raise DamagedFile if that cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as opened:
             return (opened.metadata() or {}).get("format") == f"sosie-{kind}"
-    except (SafetensorError, OSError):
+    except (SafetensorError, OSError) as error:
+        if Path(path).suffix == ".safetensors" and Path(path).is_file():
+            raise DamagedFile(f"{path} cannot be read as safetensors: {error}; was it cut off or changed?") from error
         return False
 
 

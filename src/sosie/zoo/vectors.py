@@ -140,6 +140,8 @@ class Vectors:
             return
         first, count, sums, models = self.first[places], self.count[places], self.sums[places], self.models[places]
         rows = np.asarray(self.rows)
+        if len(first) and first.min() < 0:
+            raise changed(self.file or self.kind, f"model number {models[first.argmin()]}")
         for k in np.flatnonzero(~self.verified[first]):
             if checksum(rows[first[k] : first[k] + count[k]]) != sums[k]:
                 raise changed(self.file or self.kind, f"model number {models[k]}")
