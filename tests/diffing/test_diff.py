@@ -383,6 +383,30 @@ def test_models_that_mix_inputs_or_draw_numbers_have_the_floor_of_rounding() -> 
     assert same(copy.deepcopy(a), a, batches).verdict.startswith("The same, bit for bit")
 
 
+def test_both_models_run_under_the_callers_autocast() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert same(copy.deepcopy(A)).verdict.startswith("The same, bit for bit")
+        near = edited(A, lambda b: b.head.weight.data.mul_(1.001))
+        assert same(near).verdict.startswith("The same up to bfloat16 rounding")
+        assert first(edited(A, transposed)) == "block2.conv"
+
+
+def test_the_floor_of_threads_is_one_against_several() -> None:
+    class Threads(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + 1e-4 * torch.get_num_threads()
+
+    a, before = jiggled(Threads()), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        d = same(copy.deepcopy(a), a)
+    finally:
+        torch.set_num_threads(before)
+    floor = d.sites[-1].floor
+    assert floor is not None
+    assert floor > 1e-5
+
+
 def test_numbers_for_all_inputs_together_are_no_floor() -> None:
     class Loss(Net):
         def __init__(self, scale: float) -> None:

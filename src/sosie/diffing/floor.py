@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,6 +52,12 @@ class Variant:
     tf32: bool = False
 
 
+def _as_run(subject: Subject, dtype: torch.dtype) -> torch.dtype:
+    """The type, or that of the caller's autocast if it is coarser."""
+    device = subject.home.type
+    return coarser(dtype, torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else dtype
+
+
 @dataclass
 class Floor:
     """What must not matter. A tolerance is a floor of its own, the same everywhere."""
@@ -79,7 +86,7 @@ class Floor:
             least = torch.finfo(coarser(dtype, other.dtype)).eps
             return cls(a, [Variant(other, "the model given")], least, FACTOR, f"A against {other.describe()}", given)
         one_of(given, "floor", NAMES)
-        self = cls(a, [], torch.finfo(dtype).eps, FACTOR, "", given)
+        self = cls(a, [], torch.finfo(_as_run(a, dtype)).eps, FACTOR, "", given)
         if given == "tf32":
             if a.home.type != "cuda":
                 raise ValueError('floor="tf32" needs a model on a GPU: TF32 is how GPUs multiply float32')
@@ -151,7 +158,7 @@ class Floor:
         if self.given in ("bfloat16", "float16", "tf32"):
             return f"{self.given} rounding"
         if isinstance(self.given, str) and self.given == "batch":
-            dtype = coarser(a.dtype, b.dtype)
+            dtype = _as_run(self.a, coarser(a.dtype, b.dtype))
             return f"{BITS.get(dtype, dtype)} rounding"
         return "what the given model differs by"
 
@@ -187,10 +194,10 @@ class Floor:
     ) -> dict[str, tuple[float, float, float]]:
         pairs = [*pairs, under]
         measured = [Pair(pair.b, pair.b, "") for pair in pairs]
-        run = Replay(self.a, variant.subject, measured[:-1], under=measured[-1], share=variant.share)
-        with _conditions(variant):
-            for chunk in chunks:
-                run.read(chunk)
+        around = partial(_conditions, variant)
+        run = Replay(self.a, variant.subject, measured[:-1], under=measured[-1], share=variant.share, around=around)
+        for chunk in chunks:
+            run.read(chunk)
         return {pair.a: floor_numbers(run, pair.b) for pair in pairs}
 
 

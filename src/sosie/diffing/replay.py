@@ -255,12 +255,13 @@ class Replay:
         replay: bool = True,
         share: float = 1.0,  # of each chunk that B is given
         as_called: bool = False,  # models that are compiled answer by their compiled code; what is inside is eager
+        around: Callable[[], AbstractContextManager[Any]] = nullcontext,  # forwards of B
         rtol: float | None = None,
         atol: float | None = None,
     ) -> None:
         self.a, self.b, self.under = a, b, under
         self.pairs = [pair for pair in pairs if pair.a != under.a]
-        self._replay, self._share = replay, share
+        self._replay, self._share, self._around = replay, share, around
         self._compiled = [as_called and isinstance(each, Subject) and each.is_compiled for each in (a, b)]
         self._tolerances = {"rtol": rtol, "atol": atol}
         self._reference = a.recorder([*(pair.a for pair in self.pairs), under.a])
@@ -291,12 +292,11 @@ class Replay:
             tokens, decoder = (None if mask is None else mask[:count] for mask in (masks.tokens, masks.decoder))
             masks = Masks(tokens, decoder)
             chunk = Chunk(cut(chunk.batch, 0, count), chunk.start, count)
-        with products():
-            self._total(chunk, calls, masks, answer)
-            if self.b.sealed and self._replay:
-                self._alone(chunk, calls, masks)
-            for level, labels in enumerate(self._levels) if self._replay and not self.b.sealed else ():
-                self._isolated(chunk, calls, masks, labels, outermost=level == 0)
+        self._total(chunk, calls, masks, answer)
+        if self.b.sealed and self._replay:
+            self._alone(chunk, calls, masks)
+        for level, labels in enumerate(self._levels) if self._replay and not self.b.sealed else ():
+            self._isolated(chunk, calls, masks, labels, outermost=level == 0)
 
     def _counterparts(self, calls: dict[str, Call], pairs: Sequence[Pair]) -> dict[str, tuple[Pair, Call]]:
         """By B's label, the pairs that both models passed."""
@@ -305,6 +305,7 @@ class Replay:
     def _total(self, chunk: Chunk, calls: dict[str, Call], masks: Masks, answer: Any) -> None:
         counterparts = self._counterparts(calls, [*self.pairs, self.under])
 
+        @products()  # B itself runs as A does, with autocast and the precision that the caller chose
         def enter(label: str, module: nn.Module, given: Arguments) -> Arguments | None:
             pair, call = counterparts[label]
             if pair != self.under:
@@ -317,15 +318,19 @@ class Replay:
                 return None
             return fed(given, found)
 
+        @products()
         def leave(label: str, module: nn.Module, output: Any) -> None:
             pair, call = counterparts[label]
             if not (self._compiled[1] and label == OUTPUT):
                 self._compare(pair, call, output, masks, chunk)
 
-        output = self.b.run_around(list(counterparts), chunk, enter, leave)
+        with self._around():
+            output = self.b.run_around(list(counterparts), chunk, enter, leave)
+            if self._compiled[1]:
+                output = self.b.compiled_answer(chunk)
         if self._compiled[1]:
-            output = self.b.compiled_answer(chunk)
-            self._compare(*counterparts[OUTPUT], output, masks, chunk)
+            with products():
+                self._compare(*counterparts[OUTPUT], output, masks, chunk)
         self.answers, self.masks = (answer, output), masks
 
     def _compare(self, pair: Pair, call: Call, output: Any, masks: Masks, chunk: Chunk) -> None:
@@ -371,6 +376,7 @@ class Replay:
         """Run B with A's activations into and out of these modules."""
         counterparts = self._counterparts(calls, [*pairs, self.under])
 
+        @products()
         def enter(label: str, module: nn.Module, given: Arguments) -> Arguments:
             pair, call = counterparts[label]
             found = [self._arranged(pair, each) for each in matched(call, module, given)]
@@ -378,6 +384,7 @@ class Replay:
                 self._arrive(pair, found, outermost)
             return fed(given, found)
 
+        @products()
         def leave(label: str, module: nn.Module, output: Any) -> Any:
             pair, call = counterparts[label]
             result, tensors, fits = answering_as(output, call.output, pair.as_in_b)
@@ -395,7 +402,8 @@ class Replay:
                     gap.add(k, *(without_padding(each, masks, pair.a) for each in (a, b)))
             return None if pair == self.under else result
 
-        self.b.run_around(list(counterparts), chunk, enter, leave)
+        with self._around():
+            self.b.run_around(list(counterparts), chunk, enter, leave)
 
     def _alone(self, chunk: Chunk, calls: dict[str, Call], masks: Masks) -> None:
         """Run layers of TorchScript, which cannot be watched, one by one on A's inputs."""
@@ -411,18 +419,19 @@ class Replay:
                 if tensor.is_floating_point():
                     args, kwargs = replaced((args, kwargs), path, tensor.to(self.b.home, self.b.dtype))
             try:
-                with self.b.undone():
+                with self.b.undone(), self._around():
                     output = layer(*args, **kwargs)
             except (RuntimeError, TypeError, NotImplementedError, AttributeError) as error:
                 self.unfit[pair.b] = f"it cannot be run by itself: {str(error).strip().splitlines()[0]}"
                 continue
-            self._compare(pair, call, output, masks, chunk)
-            _, tensors, fits = answering_as(output, call.output)
-            gap = self.made.setdefault(pair.a, Gap())
-            if not fits:
-                gap.fail()
-            for k, (a, b) in enumerate(tensors):
-                gap.add(k, *(without_padding(each, masks, pair.a) for each in (a, b)))
+            with products():
+                self._compare(pair, call, output, masks, chunk)
+                _, tensors, fits = answering_as(output, call.output)
+                gap = self.made.setdefault(pair.a, Gap())
+                if not fits:
+                    gap.fail()
+                for k, (a, b) in enumerate(tensors):
+                    gap.add(k, *(without_padding(each, masks, pair.a) for each in (a, b)))
 
     def _arranged(self, pair: Pair, each: Argument) -> Argument:
         """The argument with A's axes in the order in which B's module wants them, found once."""
