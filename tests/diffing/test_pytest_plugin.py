@@ -7,6 +7,7 @@ import sys
 from importlib.metadata import entry_points
 
 import pytest
+import torch._dynamo  # noqa: F401 (cannot be imported twice, and pytester forgets what is imported inside its tests)
 
 pytest_plugins = ["pytester"]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 import sosie
 from sosie.measures import MEASURES, Measure
 from sosie.measures.define import TRANSFORMATIONS
-from sosie.stats import Entries, jackknife
+from sosie.stats import Entries, entries, jackknife, squared_error
 
 ENTRY_BY_ENTRY = [measure for measure in MEASURES.values() if measure.reads_entries]
 measures = pytest.mark.parametrize("measure", ENTRY_BY_ENTRY, ids=lambda m: m.name)
@@ -94,8 +94,8 @@ def test_places_and_odd_numbers() -> None:
     x = torch.zeros(6, 4, dtype=torch.float64)
     y = x.clone()
     y[4, 2] = 3
-    entries = Entries.of(x[3:], y[3:], start=3).merge(Entries.of(x[:3], y[:3]))
-    assert (entries.at.tolist(), float(entries.largest), entries.inputs) == ([4, 2], 3, 6)
+    both = Entries.of(x[3:], y[3:], start=3).merge(Entries.of(x[:3], y[:3]))
+    assert (both.at.tolist(), float(both.largest), both.inputs) == ([4, 2], 3, 6)
     x[1, 3] = y[1, 3] = torch.nan
     x[2, 0] = y[2, 0] = torch.inf
     y[5, 1], x[0, 0] = torch.nan, -torch.inf
@@ -120,6 +120,58 @@ def test_the_interval_does_not_depend_on_the_order_of_the_inputs() -> None:
     assert lengths[0] == pytest.approx(lengths[1], rel=0.4)
     assert jackknife(Entries.of(x[:20], y[:20], start=100)) is not None
     assert jackknife(Entries.of(x[:7], y[:7])) is None
+
+
+def truth(a: Tensor, b: Tensor) -> dict[str, float]:
+    a, b = a.double(), b.double()
+    d = a - b
+    products = {"aa": a * a, "bb": b * b, "ad": a * d, "dd": d * d, "d": d}
+    return {name: float(each.sum()) for name, each in products.items()}
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-30, 1e30])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_pieces_of_any_size_and_type(dtype: torch.dtype, size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that are cut, rows taken together, and numbers whose squares float32 does not hold."""
+    x, y = (size * each for each in near_pair(n=12, width=100, size=1e-2))
+    a, b = x.to(dtype), y.to(dtype)
+    for piece in (64, 250, 10_000):
+        monkeypatch.setitem(entries.PIECE, "cpu", piece)
+        found = Entries.of(a, b, start=5)
+        for name, value in truth(a, b).items():
+            assert float(getattr(found, name).sum()) == pytest.approx(value, rel=1e-5, abs=size * 1e-5), name
+        most = (a.double() - b.double()).abs()
+        assert float(found.largest) == pytest.approx(float(most.max()), rel=1e-6)
+        assert found.at.tolist() == [int(most.argmax()) // 100 + 5, int(most.argmax()) % 100]
+        assert (int(found.counts.sum()), found.entries, found.inputs) == (1200, 1200, 12)
+        error = squared_error(a, b)
+        assert error is not None
+        assert float(error[0] / error[1]) == pytest.approx(truth(a, b)["dd"] / truth(a, b)["aa"], rel=1e-5)
+
+
+def test_a_scale_shows_however_near_the_rows_are() -> None:
+    """b = 1.00001 a leaves nothing of d beside a multiple of a, of which float32 sums of a² and b² hold no digit."""
+    a = near_pair(n=64, width=512)[0].float()
+    found = Entries.of(a, a * (1 + 2**-16))
+    left = float(found.dd.sum() - found.ad.sum() ** 2 / found.aa.sum())
+    assert left < 0.01 * float(found.dd.sum())
+    assert 1 - float(found.ad.sum() / found.aa.sum()) == pytest.approx(1 + 2**-16, abs=1e-9)
+
+
+def test_padding_is_left_out() -> None:
+    x, y = (each.reshape(8, 5, 6) for each in near_pair(size=0.1))
+    keep = torch.ones(8, 5)
+    keep[3, 2:] = 0
+    y[3, 4, 0] = torch.nan
+    y[2, 1, 3] += 7
+    found = Entries.of(x, y, keep=keep)
+    kept = keep.bool()
+    assert float(found.dd.sum()) == pytest.approx(float((x - y)[kept].square().sum()), rel=1e-12)
+    assert (found.entries, found.inputs, int(found.lone), found.at.tolist()) == (37 * 6, 8, 0, [2, 9])
+    error = squared_error(x, y, keep)
+    assert error is not None
+    assert error.tolist() == pytest.approx([float(found.dd.sum()), float(found.aa.sum())], rel=1e-12)
+    assert squared_error(x, y) is None
 
 
 def test_compare_says_what_to_use_instead() -> None:

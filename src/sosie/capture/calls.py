@@ -349,13 +349,13 @@ RULED_OUT = -1e3  # a bias of attention from which on a token has no weight
 
 
 def answering_as(
-    own: Any, other: Any, arranged: Callable[[Tensor], Tensor] = lambda tensor: tensor
-) -> tuple[Any, list[tuple[Tensor, Tensor]], bool]:
-    """B's output with A's numbers in place of its own, the pairs (A's, B's) of floating-point tensors in it, and
-    whether their main tensors have one shape.
+    own: Any, other: Any, arranged: Callable[[Tensor], Tensor] = lambda tensor: tensor, *, stand_in: bool = True
+) -> tuple[Any, list[tuple[Tensor, Tensor, Tensor]], bool]:
+    """B's output with A's numbers in place of its own, the floating-point tensors in it (A's, B's, what stands in its
+    place), and whether their main tensors have one shape.
 
     The main tensors belong together, A's `arranged` as B's; others do where they are at the same place and of the same
-    shape.
+    shape. Without `stand_in` B's output stays as it is, and nothing is copied.
     """
     main, theirs = path_to_tensor(own), path_to_tensor(other)
     if main is None or theirs is None:
@@ -364,12 +364,13 @@ def answering_as(
     places[main] = arranged(at_path(other, theirs))
     pairs, fits, result = [], True, own
     for path, tensor in tensors_at(own):
-        stand_in = places.get(path)
-        if stand_in is None or {_kind(tensor), _kind(stand_in)} != {"float"}:
+        counterpart = places.get(path)
+        if counterpart is None or {_kind(tensor), _kind(counterpart)} != {"float"}:
             continue
-        if stand_in.shape != tensor.shape:
+        if counterpart.shape != tensor.shape:
             fits &= path != main
             continue
-        pairs.append((stand_in, tensor))
-        result = replaced(result, path, like_own(stand_in, tensor))
+        new = like_own(counterpart, tensor) if stand_in else tensor
+        pairs.append((counterpart, tensor, new))
+        result = replaced(result, path, new) if stand_in else result
     return result, pairs, fits

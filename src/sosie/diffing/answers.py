@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..capture import labels_of
 from ..capture.sites import ANSWERS, at_path, path_to_tensor
 from ..engine.uncertainty import CONFIDENCE, FEWEST_GROUPS, by_jackknife, of_share, student
 from ..results.diff import OutputDiff, Place
+from ..stats import IGNORED
 from ..stats.grams import GROUPS, by_group, over_groups
 from ..stats.sampling import dealt_groups
 
-SLICE = 2**21  # logits of each model that are held in float64 at a time
-CAUSAL = ("CausalLM", "LMHeadModel", "DoubleHeadsModel")  # in the names of classes whose logits are of the next token
-IGNORED = -100  # the label of a prediction that has no right answer, as in torch and transformers
+SLICE = {"cpu": 2**17, "cuda": 2**24}  # logits of each model that are held in float32 at a time
+NEAR = 2**-5  # logits that differ by no more, but for a shift of all, have a KL divergence by its series
+FAR = 50.0  # log-probabilities that differ by more are reduced in float64
 PER_OCTAVE = 32  # bins of the histogram of KL divergences: a quantile is within 1.1 % of the exact one
 LEAST, MOST = -60, 20  # log₂ of the divergences that bins tell apart; below 2⁻⁶⁰ they count as 0
 
@@ -29,16 +29,6 @@ def are_logits(output: Tensor) -> bool:
     """Whether an output may be logits: (inputs, classes) or (inputs, tokens, vocabulary)."""
     dense = output.is_floating_point() and output.layout == torch.strided
     return dense and output.ndim in (2, 3) and output.shape[-1] > 1 and len(output) > 0
-
-
-def next_tokens(input_ids: Tensor, keep: Tensor | None = None) -> Tensor:
-    """(inputs, tokens): the right answers of a causal model, the next token of each, else `IGNORED`."""
-    labels = torch.full_like(input_ids, IGNORED, dtype=torch.int64)
-    labels[:, :-1] = input_ids[:, 1:]
-    if keep is not None:
-        kept = (keep != 0).to(labels.device)
-        labels[:, :-1][~(kept[:, 1:] & kept[:, :-1])] = IGNORED
-    return labels
 
 
 def logits_in(output: Any, ids: Tensor | None) -> Tensor | None:
@@ -57,35 +47,13 @@ def logits_in(output: Any, ids: Tensor | None) -> Tensor | None:
     return tensor if int(ids.max()) < tensor.shape[-1] else None
 
 
-def right_answers(
-    model: nn.Module, batch: Any, ids: Tensor | None, logits: Tensor, keep: Tensor | None
-) -> Tensor | None:
-    """The labels of a batch, or for a causal language model the next token of each; None if they are not known."""
-    if logits.ndim == 2:
-        labels = labels_of(batch)
-    elif ids is not None and any(name in type(model).__name__ for name in CAUSAL):
-        labels = next_tokens(ids, keep)
-    else:
-        labels = batch.get("labels") if isinstance(batch, Mapping) else None
-    if labels is None or labels.shape != logits.shape[:-1]:
-        return None
-    known = labels[labels != IGNORED]
-    return labels if not known.numel() or 0 <= int(known.min()) <= int(known.max()) < logits.shape[-1] else None
-
-
-def ids_in(named: Mapping[Any, Any]) -> Tensor | None:
-    """The tokens among the arguments of a model: the first whole numbers (inputs, tokens)."""
-    tensors = (leaf for leaf in named.values() if isinstance(leaf, Tensor) and leaf.ndim == 2)
-    return next((leaf for leaf in tensors if leaf.dtype in (torch.int64, torch.int32)), None)
-
-
 @dataclass
 class AnswerSums:
     """Sums over the predictions of two models for the same inputs: fed chunk by chunk, and mergeable.
 
     `answers = AnswerSums()`, in the pass `answers.add(logits_a, logits_b, keep, labels, first_input)`, at the end
     `answers.result()`. Predictions are (inputs, classes), or (inputs, tokens, vocabulary), where each token that is
-    kept is one. Logits stay as they are, on their device: float64 copies are made of `SLICE` numbers at a time.
+    kept is one. Logits stay as they are, on their device: float32 copies are made of `SLICE` numbers at a time.
     """
 
     sums: dict[str, Tensor] = field(default_factory=dict)  # (G,) float64 each, by groups of inputs
@@ -113,7 +81,7 @@ class AnswerSums:
         if a.shape != b.shape:
             raise ValueError(_unlike(logits_a, logits_b))
         inputs, tokens, classes = a.shape
-        index = torch.arange(inputs * tokens)
+        index = None
         if keep is not None and logits_a.ndim == 3:
             if tuple(keep.shape) != (inputs, tokens):
                 raise ValueError(f"need a mask of {(inputs, tokens)} inputs and tokens, got {tuple(keep.shape)}")
@@ -127,49 +95,40 @@ class AnswerSums:
             if len(wrong := right[(right != IGNORED) & ((right < 0) | (right >= classes))]):
                 raise ValueError(f"label {int(wrong[0])}, but there are {classes} classes; {IGNORED} stands for none")
             right = right.reshape(-1)
-        for some in index.split(max(1, SLICE // classes)):
-            self._add_slice(a, b, some, None if right is None else right[some], first_input, logits_a.ndim == 3)
+        a, b = a.flatten(0, 1), b.flatten(0, 1)
+        count = len(a) if index is None else len(index)
+        step = max(1, SLICE.get(a.device.type, SLICE["cpu"]) // classes)
+        parts = []
+        for start in range(0, count, step):
+            rows = slice(start, min(start + step, count)) if index is None else index[start : start + step]
+            x, y = (side[rows if index is None else rows.to(side.device)] for side in (a, b))  # type: ignore[union-attr]
+            parts.append(_by_prediction(x, y, None if right is None else right[rows]))
+        if parts:
+            numbers = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
+            of_tokens = tokens if logits_a.ndim == 3 else None
+            self._add_up(numbers, torch.arange(count) if index is None else index, of_tokens, first_input)
 
-    def _add_slice(
-        self, a: Tensor, b: Tensor, index: Tensor, right: Tensor | None, first: int, of_tokens: bool
-    ) -> None:
-        tokens = a.shape[1]
-        where = torch.div(index, tokens, rounding_mode="floor"), index % tokens
-        x, y = (side[where[0].to(side.device), where[1].to(side.device)].double() for side in (a, b))
-        y = y.to(x.device)
-        # −∞ forbids a class; NaN and +∞ leave no prediction.
-        whole_x, whole_y = ((side < math.inf).all(1) & (side > -math.inf).any(1) for side in (x, y))
+    def _add_up(self, numbers: dict[str, Tensor], index: Tensor, tokens: int | None, first: int) -> None:
+        """Add the numbers of predictions, which have these places among all."""
+        inputs = first + torch.div(index, tokens or 1, rounding_mode="floor")
 
-        def place(k: int) -> Place:
-            token = (int(where[1][k]),) if of_tokens else ()
-            return Place(first + int(where[0][k]), token)
+        def place(k: Tensor) -> Place:
+            return Place(int(inputs[k]), () if tokens is None else (int(index[k]) % tokens,))
 
+        whole_a, whole_b = numbers.pop("whole_a"), numbers.pop("whole_b")
         for what, bad in (
-            ("NaN in A alone", ~whole_x & whole_y),
-            ("NaN in B alone", whole_x & ~whole_y),
-            ("NaN in both", ~whole_x & ~whole_y),
+            ("NaN in A alone", ~whole_a & whole_b),
+            ("NaN in B alone", whole_a & ~whole_b),
+            ("NaN in both", ~whole_a & ~whole_b),
         ):
             if count := int(bad.sum()):
                 before = self.broken.get(what)
-                at = place(int(bad.nonzero()[0])) if before is None else before[1]
+                at = place(bad.nonzero()[0, 0]) if before is None else before[1]
                 self.broken[what] = ((before[0] if before else 0) + count, at)
-        kept = whole_x & whole_y
-        log_a, log_b = torch.log_softmax(x, 1), torch.log_softmax(y, 1)
-        numbers = {"kl": _divergence(log_a, log_b), "equal": (x.argmax(1) == y.argmax(1)).double()}
-        if right is not None:
-            marked = (right != IGNORED).to(x.device)
-            column = right.clamp_min(0).to(x.device)[:, None]
-            ours, theirs = (log.gather(1, column)[:, 0] for log in (log_a, log_b))
-            none = torch.zeros_like(ours)
-            numbers["marked"] = marked.double()
-            numbers["change"] = torch.where(marked, theirs.exp() - ours.exp(), none)
-            numbers["log_a"] = torch.where(marked, ours, none)
-            numbers["log_b"] = torch.where(marked, theirs, none)
-        kept = kept.cpu()
-        groups = dealt_groups(where[0] + first, GROUPS)[kept]
-        here = {name: number.cpu()[kept] for name, number in numbers.items()}
+        kept = whole_a & whole_b
+        groups, places = dealt_groups(inputs, GROUPS)[kept], kept.nonzero()[:, 0]
+        here = {name: number[kept] for name, number in numbers.items()}
         here["n"] = torch.ones(len(groups), dtype=torch.float64)
-        places = kept.nonzero()[:, 0]
         for name, number in here.items():
             self.sums[name] = self.sums.get(name, torch.zeros(GROUPS, dtype=torch.float64)) + by_group(number, groups)
         self.histogram += torch.bincount(_bins(here["kl"]), minlength=len(self.histogram))
@@ -178,8 +137,8 @@ class AnswerSums:
             extremes |= {"drop": -here["change"], "rise": here["change"]}
         for name, number in extremes.items():
             if len(number):
-                k = int(number.argmax())
-                self._keep_furthest(name, float(number[k]), place(int(places[k])))
+                k = number.argmax()
+                self._keep_furthest(name, float(number[k]), place(places[k]))
 
     def _keep_furthest(self, name: str, value: float, place: Place) -> None:
         before = self.furthest.get(name)
@@ -308,10 +267,62 @@ def _unlike(a: Tensor, b: Tensor) -> str:
     return f"the answers have other {what}: {tuple(a.shape)} in A, {tuple(b.shape)} in B; they cannot be paired"
 
 
-def _divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """(n,): Σ p (log p − log q) of each row, ∞ where q forbids what p allows; only rounding falls below 0."""
-    terms = torch.where(log_p > -math.inf, log_p.exp() * (log_p - log_q), 0.0)
-    return terms.sum(1).clamp_min(0)
+def _by_prediction(x: Tensor, y: Tensor, right: Tensor | None) -> dict[str, Tensor]:
+    """What two models predict for the same rows of logits, (n,) numbers each."""
+    wide = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
+    x, y = x.to(wide), y.to(x.device, wide)
+    (most_x, first_x), (most_y, first_y) = x.max(1), y.max(1)
+    # −∞ forbids a class; NaN and +∞ leave no prediction.
+    numbers = {"whole_a": most_x.isfinite(), "whole_b": most_y.isfinite()}
+    numbers |= {"kl": divergence(x, y), "equal": (first_x == first_y).double()}
+    if right is not None:
+        marked = (right != IGNORED).to(x.device)
+        column = right.clamp_min(0).to(x.device)[:, None]
+        ours, theirs = (
+            torch.where(marked, side.gather(1, column)[:, 0].double() - side.logsumexp(1).double(), 0.0)
+            for side in (x, y)
+        )
+        numbers |= {"marked": marked.double(), "change": theirs.exp() - ours.exp(), "log_a": ours, "log_b": theirs}
+    return numbers
+
+
+def divergence(x: Tensor, y: Tensor) -> Tensor:
+    """(n,) float64: the KL divergence of each row of logits x from that of y, ∞ where y forbids what x allows.
+
+    float32 suffices though p (log p − log q) nearly cancels, since no sum here has terms of both signs that matter.
+    """
+    if x.dtype == torch.float64:
+        return _exact(x, y)
+    apart = x - y
+    reach = apart.amax(1) - apart.amin(1)  # NaN where −∞ forbids a class
+    ways = {_by_series: reach <= NEAR, _by_terms: (reach > NEAR) & (reach <= FAR), _exact: ~(reach <= FAR)}
+    result = torch.empty_like(reach, dtype=torch.float64)
+    for way, rows in ways.items():
+        if bool(rows.all()):
+            return way(x, y)
+        if bool(rows.any()):
+            result[rows] = way(x[rows], y[rows])
+    return result
+
+
+def _by_series(x: Tensor, y: Tensor) -> Tensor:
+    """log Σ p exp(−t), where t is x − y less its mean under p: how that mean is rounded shows in its square alone."""
+    p, t = x.softmax(1), x - y
+    t = t.sub_(torch.linalg.vecdot(p, t)[:, None])
+    series = (t / 24).sub_(1 / 6).mul_(t).add_(1 / 2).mul_(t).mul_(t)  # exp(−t) − 1 + t
+    return torch.log1p(torch.linalg.vecdot(p, series).double())
+
+
+def _by_terms(x: Tensor, y: Tensor) -> Tensor:
+    """Σ p (exp(u) − 1 − u) with u = log q − log p: every term is positive, and Σ p (exp(u) − 1) = Σ q − Σ p is 0."""
+    log_p = x.log_softmax(1)
+    u = y.log_softmax(1).sub_(log_p)
+    return torch.linalg.vecdot(log_p.exp_(), torch.expm1(u).sub_(u)).double().clamp_min(0)
+
+
+def _exact(x: Tensor, y: Tensor) -> Tensor:
+    log_p, log_q = (side.double().log_softmax(1) for side in (x, y))
+    return torch.where(log_p > -math.inf, log_p.exp() * (log_p - log_q), 0.0).sum(1).clamp_min(0)
 
 
 def _bins(divergences: Tensor) -> Tensor:

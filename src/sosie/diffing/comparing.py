@@ -24,6 +24,7 @@ from ..capture.restore import borrowed
 from ..capture.sites import Names, SilentSite, ancestors, find_name, split_call
 from ..checks import listed
 from ..engine.network import OUTPUT, for_each, models_and_data, number_duplicates
+from ..engine.outputs import ids_in, right_answers
 from ..engine.plan import MEMORY, parse_size
 from ..engine.provenance import provenance
 from ..engine.stream import CACHE, Stream
@@ -33,7 +34,7 @@ from ..models.values import Part
 from ..progress import Progress
 from ..results import QUANTILES, Diff, Place, SiteDiff
 from ..stats import coarser, jackknife
-from .answers import AnswerSums, ids_in, logits_in, right_answers
+from .answers import AnswerSums, logits_in
 from .explain import notes_of, same_features, with_axes
 from .floor import BITS, Floor, Level
 from .pairing import Map, Pair, check_map, no_pairs, pair_sites, read_map
@@ -226,8 +227,8 @@ class _Run:
 
     def _chunks(self) -> Iterator[Chunk]:
         """The loader's batches, cut so that A's activations at all sites fit the memory, and a CPU's cache."""
-        bytes_ = [math.prod(site.shape) * 4 // self.look.count for site in self.seen_a] or [1]
-        most = max(1, self.memory // (4 * sum(bytes_)))
+        bytes_ = [math.prod(site.shape) * site.dtype.itemsize // self.look.count for site in self.seen_a] or [1]
+        most = max(1, self.memory // (2 * sum(bytes_)))
         if self.a.on_cpu():
             most = max(1, min(most, CACHE // max(bytes_)))
         for chunk in self.stream.chunks(block=None):
@@ -436,7 +437,6 @@ def row_of(run: Replay, pair: Pair, level: Level, factor: float, types: tuple[st
     rest = run.rest[label].value() if label in run.rest else None
     if rest is not None and rest > factor * level.error:
         notes.append(f"other tensors that it returns differ{f' by {rest:.2g}' if math.isfinite(rest) else ''}")
-    moment = float(entries.b.sum() - entries.a.sum()) / max(1, entries.entries)
     return SiteDiff(
         shape=shape,
         error=error,
@@ -450,8 +450,8 @@ def row_of(run: Replay, pair: Pair, level: Level, factor: float, types: tuple[st
         least_cosine=float(least_row_cosine(entries)),
         mismatched=float(mismatched_share(entries)),
         quantiles=tuple(float(entries.quantile(share)) for share in QUANTILES),
-        shift=moment,
-        slope=None if size == 0 else float(entries.ab.sum()) / size,
+        shift=-float(entries.d.sum()) / max(1, entries.entries),
+        slope=None if size == 0 else 1 - float(entries.ad.sum()) / size,
         inputs=entries.inputs,
         notes=(*notes, *notes_of(entries)),
         **about,

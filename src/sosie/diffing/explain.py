@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ..stats import Entries
+from ..stats import Entries, real_numbers
 from .pairing import Pair
 
 EXPLAINED = 0.01  # share of the squared error that may be left for a scale or a shift to explain it
@@ -19,9 +19,7 @@ MOST_FEATURES = 4096
 
 def notes_of(entries: Entries) -> list[str]:
     """What the sums over entries show."""
-    aa, bb, ab, dd, a, b = (float(each.sum()) for each in (
-        entries.aa, entries.bb, entries.ab, entries.dd, entries.a, entries.b
-    ))  # fmt: skip
+    aa, bb, ad, dd, d = (float(each.sum()) for each in (entries.aa, entries.bb, entries.ad, entries.dd, entries.d))
     notes = []
     if lone := int(entries.lone):
         notes.append(f"{lone:,} entries are NaN or infinite in one model alone")
@@ -32,21 +30,16 @@ def notes_of(entries: Entries) -> list[str]:
     elif aa == 0 and dd > 0:
         notes.append("zero in A")
     elif dd > 0:
-        slope = ab / aa
-        if bb - ab * slope <= EXPLAINED * dd:
-            notes.append("zero in B" if bb == 0 else f"scaled by {slope:.4g}")
-        elif dd - (b - a) ** 2 / entries.entries <= EXPLAINED * dd:
-            notes.append(f"shifted by {(b - a) / entries.entries:.4g}")
+        if dd - ad * ad / aa <= EXPLAINED * dd:
+            notes.append("zero in B" if bb == 0 else f"scaled by {1 - ad / aa:.4g}")
+        elif dd - d * d / entries.entries <= EXPLAINED * dd:
+            notes.append(f"shifted by {-d / entries.entries:.4g}")
     return notes
 
 
 def numbers(tensor: Tensor) -> Tensor:
     """Real numbers in float32 or float64, dense."""
-    if tensor.is_quantized:
-        tensor = tensor.dequantize()
-    tensor = tensor.detach()
-    tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
-    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    tensor = real_numbers(tensor)
     if tensor.dtype in (torch.float32, torch.float64):
         return tensor
     return tensor.to(torch.float32 if tensor.dtype.is_floating_point else torch.float64)

@@ -25,7 +25,6 @@ from ..capture.calls import (
     Seen,
     answering_as,
     fed,
-    like_own,
     matched,
     run_around,
     some_inputs,
@@ -36,8 +35,8 @@ from ..capture.sites import Names, ancestors, at_path, find_name, path_to_tensor
 from ..engine.network import OUTPUT, AsExported, Network
 from ..models.values import ValueModel, value_model_in
 from ..process_state import kept_random_state, products
-from ..stats import Entries
-from .explain import axes_of, numbers
+from ..stats import Entries, real_numbers, squared_error
+from .explain import axes_of
 from .pairing import Pair
 
 WHOLE = Pair(OUTPUT, OUTPUT, "the output")
@@ -210,21 +209,17 @@ class Gap:
     def __init__(self) -> None:
         self._squares: dict[Any, list[Any]] = {}  # Σ(a − b)² and Σa² by tensor
 
-    def add(self, key: Any, a: Tensor | None, b: Tensor) -> None:
+    def add(self, key: Any, a: Tensor | None, b: Tensor, keep: Tensor | None = None) -> None:
         assert a is not None
-        a, b = numbers(a), numbers(b).to(a.device)
-        if a.shape != b.shape:
+        sums = None if a.shape != b.shape else squared_error(a, b, keep)
+        if sums is None:
             self.fail(key)
-            return
-        sums = torch.stack([_squares(a, b), _squares(a, None)])
-        if not bool(sums.isfinite().all()):
-            odd = ~(a.isfinite() & b.isfinite())
-            if bool((odd & (a != b) & ~(a.isnan() & b.isnan())).any()):
-                self.fail(key)
-                return
-            a, b = a.masked_fill(odd, 0), b.masked_fill(odd, 0)
-            sums = torch.stack([_squares(a, b), _squares(a, None)])
-        self._squares[key] = [self._squares[key][0] + sums] if key in self._squares else [sums]
+        else:
+            self._squares[key] = [self._squares[key][0] + sums] if key in self._squares else [sums]
+
+    def add_nothing(self, key: Any) -> None:
+        """Add tensors that are the same."""
+        self._squares.setdefault(key, [torch.zeros(2, dtype=torch.float64)])
 
     def fail(self, key: Any = None) -> None:
         """Another shape, or NaN on one side alone."""
@@ -236,10 +231,6 @@ class Gap:
             dd, aa = sums.tolist()
             errors.append(0.0 if dd == 0 else math.inf if aa == 0 else (dd / aa) ** 0.5)
         return max(errors, default=None)
-
-
-def _squares(a: Tensor, b: Tensor | None) -> Tensor:
-    return torch.linalg.vector_norm(a if b is None else a - b, dtype=torch.float64).square().cpu()
 
 
 class Replay:
@@ -279,6 +270,7 @@ class Replay:
         self.answers: tuple[Any, Any] = (None, None)  # what both models returned for the last chunk
         self.masks = Masks(None)  # of the last chunk
         self.last_error, self.last_worst = 0.0, 0  # of the last chunk: the largest error, and the input where it is
+        self._fresh: list[Entries] = []  # of the last chunk
 
     def read(self, chunk: Chunk) -> None:
         self.last_error, self.last_worst = 0.0, chunk.start
@@ -297,6 +289,7 @@ class Replay:
             self._alone(chunk, calls, masks)
         for level, labels in enumerate(self._levels) if self._replay and not self.b.sealed else ():
             self._isolated(chunk, calls, masks, labels, outermost=level == 0)
+        self._note_worst()
 
     def _counterparts(self, calls: dict[str, Call], pairs: Sequence[Pair]) -> dict[str, tuple[Pair, Call]]:
         """By B's label, the pairs that both models passed."""
@@ -314,7 +307,7 @@ class Replay:
             if label == OUTPUT:
                 for each in found:
                     if each.other is not None and not each.is_mask:
-                        self.inputs.add(each.path, like_own(each.other, each.own), each.own)
+                        self.inputs.add(each.path, each.other.to(each.own.device, each.own.dtype), each.own)
                 return None
             return fed(given, found)
 
@@ -337,15 +330,15 @@ class Replay:
         path, theirs = path_to_tensor(output), call.activation
         if path is None or theirs is None or not self._counts_inputs(theirs, chunk):
             return
-        label, a, b = pair.a, numbers(theirs), pair.arranged(numbers(at_path(output, path)))
+        label, a, b = pair.a, real_numbers(theirs), pair.arranged(real_numbers(at_path(output, path)))
         if a.shape != b.shape:
             self.other_shapes[label] = tuple(a.shape), tuple(b.shape)
             return
-        a, b = (without_padding(each, masks, label) for each in (a, b))
-        rows_a, rows_b = rows_of(a, chunk.count), rows_of(b, chunk.count)
+        keep = kept_tokens(a, masks, label)
+        rows_a, rows_b = (each if keep is not None else rows_of(each, chunk.count) for each in (a, b))
         self.shapes.setdefault(label, tuple((a if rows_a.shape[:1] == a.shape[:1] else rows_a).shape[1:]))
-        found = Entries.of(rows_a, rows_b, start=chunk.start, **self._tolerances)
-        self._note_worst(found)
+        found = Entries.of(rows_a, rows_b, keep=keep, start=chunk.start, **self._tolerances)
+        self._fresh.append(found)
         self.entries[label] = self.entries[label].merge(found) if label in self.entries else found
         rest = self.rest.setdefault(label, Gap())
         main = path_to_tensor(call.output)
@@ -364,30 +357,47 @@ class Replay:
         """Whether it can be compared where B has fewer inputs: a mean over inputs is another one then."""
         return self._share == 1 or (tensor.ndim > 0 and len(tensor) == chunk.count)
 
-    def _note_worst(self, found: Entries) -> None:
-        size, lone = float(found.aa.sum()), bool(found.lone)
-        error = math.inf if lone else float(found.dd.sum()) / size if size else 0.0
-        if error > self.last_error:
-            self.last_error, self.last_worst = error, int((found.lone_at if lone else found.at)[0])
+    def _note_worst(self) -> None:
+        """Read the sums of the chunk all at once: a GPU is waited for each time."""
+        names = ("lone", "dd", "aa", "lone_at", "at")
+        rows = [[getattr(found, name).sum() if name in names[:3] else getattr(found, name)[0] for name in names]
+                for found in self._fresh]  # fmt: skip
+        self._fresh = []
+        for row in rows:
+            row[:] = [number.double() for number in row]
+        for lone, apart, size, lone_at, at in torch.stack([torch.stack(row) for row in rows]).tolist() if rows else ():
+            error = math.inf if lone else apart / size if size else 0.0
+            if error > self.last_error:
+                self.last_error, self.last_worst = error, int(lone_at if lone else at)
 
     def _isolated(
         self, chunk: Chunk, calls: dict[str, Call], masks: Masks, pairs: Sequence[Pair], *, outermost: bool
     ) -> None:
         """Run B with A's activations into and out of these modules."""
         counterparts = self._counterparts(calls, [*pairs, self.under])
+        stand_ins: dict[int, tuple[Tensor, Tensor, int]] = {}  # by id, copies of A's activations: A's, and the version
+
+        def is_stand_in(each: Argument) -> bool:
+            """Whether B passes on what it was made to answer, and A did the same: there is nothing to compare."""
+            copy, source, version = stand_ins.get(id(each.own), (None, None, 0))
+            return copy is each.own and source is each.other and copy._version == version
 
         @products()
         def enter(label: str, module: nn.Module, given: Arguments) -> Arguments:
             pair, call = counterparts[label]
-            found = [self._arranged(pair, each) for each in matched(call, module, given)]
+            every = matched(call, module, given)
+            passed_on = [each for each in every if is_stand_in(each)]
+            found = [self._arranged(pair, each) for each in every if not is_stand_in(each)]
             if pair != self.under:
                 self._arrive(pair, found, outermost)
+                for each in passed_on if outermost else ():
+                    self.arrives[pair.a].add_nothing(each.path)
             return fed(given, found)
 
         @products()
         def leave(label: str, module: nn.Module, output: Any) -> Any:
             pair, call = counterparts[label]
-            result, tensors, fits = answering_as(output, call.output, pair.as_in_b)
+            result, tensors, fits = answering_as(output, call.output, pair.as_in_b, stand_in=pair != self.under)
             gap = Gap()
             if pair == self.under:
                 if not outermost:
@@ -397,9 +407,12 @@ class Replay:
                 gap = self.made.setdefault(pair.a, gap)
             if not fits:
                 gap.fail()
-            for k, (a, b) in enumerate(tensors):
-                if self._counts_inputs(a, chunk):
-                    gap.add(k, *(without_padding(each, masks, pair.a) for each in (a, b)))
+            for k, (a, b, new) in enumerate(tensors):
+                if not self._counts_inputs(a, chunk):
+                    continue
+                gap.add(k, a, b, kept_tokens(a, masks, pair.a))
+                if not new.is_inference():
+                    stand_ins[id(new)] = new, a, new._version
             return None if pair == self.under else result
 
         with self._around():
@@ -426,12 +439,12 @@ class Replay:
                 continue
             with products():
                 self._compare(pair, call, output, masks, chunk)
-                _, tensors, fits = answering_as(output, call.output)
+                _, tensors, fits = answering_as(output, call.output, stand_in=False)
                 gap = self.made.setdefault(pair.a, Gap())
                 if not fits:
                     gap.fail()
-                for k, (a, b) in enumerate(tensors):
-                    gap.add(k, *(without_padding(each, masks, pair.a) for each in (a, b)))
+                for k, (a, b, _) in enumerate(tensors):
+                    gap.add(k, a, b, kept_tokens(a, masks, pair.a))
 
     def _arranged(self, pair: Pair, each: Argument) -> Argument:
         """The argument with A's axes in the order in which B's module wants them, found once."""
@@ -456,7 +469,8 @@ class Replay:
                     f"{each.name} is {tuple(each.own.shape)} of {each.own.dtype} in B, {theirs} in A"
                 ).replace("torch.", "")
             elif outermost:
-                gap.add(each.path, like_own(each.other, each.own), each.own)
+                assert each.other is not None
+                gap.add(each.path, each.other.to(each.own.device, each.own.dtype), each.own)
 
 
 def mask_numbers(mask: Tensor | None) -> Tensor:
@@ -473,16 +487,15 @@ def levels_of(pairs: Sequence[Pair]) -> list[list[Pair]]:
     return [levels[depth] for depth in sorted(levels)]
 
 
-def without_padding(activation: Tensor, masks: Masks, label: str) -> Tensor:
-    """The activation (inputs, tokens, …) with zeros at padded tokens, where models may differ as they like."""
+def kept_tokens(activation: Tensor, masks: Masks, label: str) -> Tensor | None:
+    """(inputs, tokens) False at padding, where models may differ as they like; None if there is none."""
     if activation.ndim < 3:
-        return activation
+        return None
     fits = [m for m in (masks.tokens, masks.decoder) if m is not None and m.shape == activation.shape[:2]]
     if not fits:
-        return activation
-    mask = fits[-1] if "decoder" in label.split(".") else fits[0]
-    keep = (mask != 0).to(activation.device).reshape(*mask.shape, *[1] * (activation.ndim - 2))
-    return activation.where(keep, activation.new_zeros(()))
+        return None
+    keep = (fits[-1] if "decoder" in label.split(".") else fits[0]) != 0
+    return None if bool(keep.all()) else keep
 
 
 def rows_of(activation: Tensor, inputs: int) -> Tensor:

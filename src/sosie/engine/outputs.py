@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..capture.batches import Chunk, copied, labels_of, model_arguments, without_labels
+from ..capture.batches import Chunk, copied, labels_of, model_arguments, named_arguments, without_labels
 from ..capture.restore import borrowed
 from ..capture.saved import read_npz, read_safetensors
 from ..capture.sites import answer_in
@@ -24,7 +24,7 @@ from ..models import open_model
 from ..process_state import products
 from ..progress import Progress
 from ..results import ARRAYS, Caveat, Chance, Comparison, Comparisons, Estimate, Interval, Side
-from ..stats import Answers, MarkedPredictions, OutputSums, Predictions, Reader, moved, on_device
+from ..stats import IGNORED, Answers, MarkedPredictions, OutputSums, Predictions, Reader, moved, on_device
 from . import caveats
 from .distributed import SingleProcess, together
 from .network import (
@@ -45,6 +45,7 @@ from .stream import Stream
 from .uncertainty import FEWEST_GROUPS, around, by_jackknife, of_share
 
 SAVED_CHUNK = 8192  # saved outputs that are read at a time
+CAUSAL = ("CausalLM", "LMHeadModel", "DoubleHeadsModel")  # in the names of classes whose logits are of the next token
 
 Pair = tuple[int, int]
 Grid = dict[tuple[str, str], OutputSums]  # by the sites of A and of B
@@ -75,10 +76,14 @@ def compare_outputs(
     `measures`: by default all that the outputs and labels support, except `churn`, which is `disagreement` by another
     name.
 
-    `labels`: (n,) class numbers, or a function from a batch to labels; by default whole numbers y of (x, y) batches,
-    or `labels` of dicts. `kind`: the kind of outputs, see `sosie.measure`. Of tuples, dicts and ModelOutputs, `logits`
-    are compared, or else the first tensor. Each side has one site, "output". Intervals leave out each of 32 groups of
-    inputs in turn; `null` is the mean over shuffled pairings where a closed form is known.
+    `labels`: (n,) class numbers, for tokens (inputs, tokens), or a function from a batch to labels; by default whole
+    numbers y of (x, y) batches, or `labels` of dicts. `kind`: the kind of outputs, see `sosie.measure`. Of tuples,
+    dicts and ModelOutputs, `logits` are compared, or else the first tensor. Each side has one site, "output".
+    Intervals leave out each of 32 groups of inputs in turn; `null` is the mean over shuffled pairings where a closed
+    form is known.
+
+    Logits of language models (inputs, tokens, vocabulary) count token by token, without padding; the labels of causal
+    models are the next tokens, and tokens without a label (-100) are left out. The vocabulary is reduced in slices.
 
     `shifts`: changes of the images, in [0, 1] before `prepare`: "clean", a corruption ("fog", "fog(severity=5)"), an
     attack ("pgd(epsilon=0.1)") or "gaussian" noise; "corruptions" and "attacks" name all of them. Each shift is a site,
@@ -202,6 +207,41 @@ class Labels:
         return None if labels is None else as_outputs(labels, "labels")
 
 
+# Logits of tokens
+
+
+def next_tokens(input_ids: Tensor, keep: Tensor | None = None) -> Tensor:
+    """(inputs, tokens): the right answers of a causal model, the next token of each, else `IGNORED`."""
+    labels = torch.full_like(input_ids, IGNORED, dtype=torch.int64)
+    labels[:, :-1] = input_ids[:, 1:]
+    if keep is not None:
+        kept = (keep != 0).to(labels.device)
+        labels[:, :-1][~(kept[:, 1:] & kept[:, :-1])] = IGNORED
+    return labels
+
+
+def right_answers(
+    model: nn.Module, batch: Any, ids: Tensor | None, logits: Tensor, keep: Tensor | None
+) -> Tensor | None:
+    """The labels of a batch, or for a causal language model the next token of each; None if they are not known."""
+    if logits.ndim == 2:
+        labels = labels_of(batch)
+    elif ids is not None and any(name in type(model).__name__ for name in CAUSAL):
+        labels = next_tokens(ids, keep)
+    else:
+        labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    if labels is None or labels.shape != logits.shape[:-1]:
+        return None
+    known = labels[labels != IGNORED]
+    return labels if not known.numel() or 0 <= int(known.min()) <= int(known.max()) < logits.shape[-1] else None
+
+
+def ids_in(named: Mapping[Any, Any]) -> Tensor | None:
+    """The tokens among the arguments of a model: the first whole numbers (inputs, tokens)."""
+    tensors = (leaf for leaf in named.values() if isinstance(leaf, Tensor) and leaf.ndim == 2)
+    return next((leaf for leaf in tensors if leaf.dtype in (torch.int64, torch.int32)), None)
+
+
 # The pass
 
 
@@ -232,13 +272,14 @@ class OutputPass:
         self._readers = [Reader(source.name, kind) for source in sources]
         self._attacks_need_labels = any(s.attack is not None and s.attack.needs_labels for s in shifts)
         self._sides: dict[int, Side] = {}  # known after the first chunk
-        self._labelled = False
+        self._labelled = self._need_labels = False
+        self._of_tokens: Tensor | None = None  # the right answers of the last chunk, if outputs are logits of tokens
         self._place: torch.device | None = None
 
     def run(self, data: Any, max_rows: int | None) -> dict[Pair, Grid]:
         """The sums of each pair; with several processes, in the first one only."""
         need = self.measures is None or any("labels" in measure.needs for measure in self.measures)
-        need = need or self._attacks_need_labels
+        need = self._need_labels = need or self._attacks_need_labels
         names = " and ".join(dict.fromkeys(source.name for source in self.sources))
         totals: dict[Pair, Grid] = {}
         with ExitStack() as stack:
@@ -277,10 +318,12 @@ class OutputPass:
             reader.small = None if reader.small is None or theirs is None else reader.small + theirs
 
     def _read_chunk(self, chunk: Chunk, labels: Tensor | None) -> dict[Pair, Grid]:
-        self._labelled = labels is not None
+        self._of_tokens = None
         answers: dict[tuple[int, Key], Answers] = {}
         for k, (key, shifted) in itertools.product(self.unique, self._shifted(chunk, labels).items()):
             answers[k, key] = self._read(k, shifted)
+        labels = self._of_tokens if labels is None and self._need_labels else labels
+        self._labelled = labels is not None
         return self._join(answers, labels, chunk.start)
 
     def _shifted(self, chunk: Chunk, labels: Tensor | None) -> dict[Key, Chunk]:
@@ -326,8 +369,29 @@ class OutputPass:
             self._sides[k] = Side(source.name, (OUTPUT,), (int(np.prod(shape)),), (shape,), (dtype,))
         if self._place is None:
             self._place = meeting_place(outputs.device)
+        keep = self._kept_tokens(k, chunk, outputs) if outputs.ndim == 3 else None
         with products():
-            return self._readers[k].read(outputs.to(self._place))
+            return self._readers[k].read(outputs.to(self._place), keep)
+
+    def _kept_tokens(self, k: int, chunk: Chunk, outputs: Tensor) -> Tensor | None:
+        """(inputs, tokens) 0 at padding, None without; and the right answers, if these outputs are logits of tokens.
+
+        They may be hidden states, but not if every token of the input has a number among the last dimension.
+        """
+        source, reader = self.sources[k], self._readers[k]
+        if not isinstance(source, Network) or reader.kind not in ("auto", "logits", "probabilities"):
+            return None
+        args, kwargs = source.arguments(chunk)
+        ids = ids_in(named_arguments(source.model, args, kwargs))
+        if ids is None or ids.shape != outputs.shape[:2] or int(ids.max()) >= outputs.shape[-1]:
+            ids = None
+        elif reader.kind == "auto":
+            reader.kind = "logits"
+        keep = source.masks(chunk.batch, args, kwargs).tokens
+        keep = keep if keep is not None and keep.shape == outputs.shape[:2] else None
+        if self.labels.given is None:
+            self._of_tokens = right_answers(source.model, chunk.batch, ids, outputs, keep)
+        return keep
 
     def _logits(self, k: int, chunk: Chunk) -> Callable[[Tensor], Tensor]:
         """The function from images to a model's logits, numbers whose softmax is its prediction."""
@@ -389,7 +453,7 @@ class OutputPass:
 
     def check_end(self, sums: dict[Pair, Grid], max_rows: int | None) -> list[str]:
         """A note if the data ended early; raise if predictions or labels are of more inputs than the data."""
-        done = next(iter(next(iter(sums.values())).values())).n
+        done = next(iter(next(iter(sums.values())).values())).inputs
         if max_rows is not None:
             return [f"max_rows={max_rows}, but the data had {done} inputs"] if done < max_rows else []
         lengths = {source.name: source.count for source in self.sources if isinstance(source, SavedOutputs)}
@@ -462,7 +526,9 @@ def _comparison(
         measures = tuple(
             m for m in MEASURES.values() if m.reads_outputs and m.reads in sums.supplies and m.name != "churn"
         )
-    about = {**about, "inputs": sums.n, "outputs": list(sums.kinds)}
+    about = {**about, "inputs": sums.inputs, "outputs": list(sums.kinds)}
+    if sums.inputs != sums.n:
+        about["tokens"] = sums.n
     if all(MarkedPredictions in each.supplies for each in grid.values()):
         right = {
             site: [float(grid[site, site].sums[name].sum()) / sums.n for name in ("right_a", "right_b")]
@@ -506,7 +572,8 @@ def _estimate(measure: Measure, sums: OutputSums, notes: Sequence[str]) -> Estim
     known += [*_ties(measure, sums), *_constant(measure, sums), *caveats.of_bounds(measure, value)]
     by_chance = None
     if not np.isnan(value).any() and (chance := chance_of(measure.base, sums)) is not None:
-        spread, p = (None if x is None else np.array([[x]]) for x in (chance.spread, chance.p))
+        known_spread = sums.inputs == sums.n  # the tokens of an input are no independent draws
+        spread, p = (np.array([[x]]) if known_spread and x is not None else None for x in (chance.spread, chance.p))
         by_chance = Chance(np.array([[chance.mean]]), spread, p)
     return Estimate.of(
         measure,

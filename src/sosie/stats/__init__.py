@@ -1,9 +1,10 @@
 """Mergeable statistics of paired rows, and the views of them that measures read."""
 
-from .entries import Entries, coarser, jackknife
+from .entries import Entries, coarser, jackknife, real_numbers, squared_error
 from .grams import BLOCK, GramMaker, Grams
 from .moments import MomentMaker, Moments
 from .outputs import (
+    IGNORED,
     Answers,
     Continuous,
     Differences,

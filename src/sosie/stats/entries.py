@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import reduce
 
 import torch
 from torch import Tensor
@@ -13,9 +13,11 @@ from ..checks import paired_rows
 from .sampling import dealt_groups
 
 GROUPS = 32  # of inputs, whose sums are kept apart for intervals
-SLICE = {"cpu": 2**17, "cuda": 2**24}  # entries that are reduced at a time: a CPU's cache holds them
-PER_OCTAVE, LEAST, MOST = 8, -160, 128  # bins of log₂|a − b| for each factor of 2, from 2^LEAST to 2^MOST
-BINS = PER_OCTAVE * (MOST - LEAST)
+PIECE = {"cpu": 2**17, "cuda": 2**24}  # entries that are reduced at a time: a CPU's cache holds them
+PER_OCTAVE = 8  # bins of |a − b| for each factor of 2
+BINS = PER_OCTAVE * 256  # for each exponent that float32 has, the first three digits of the rest
+SAFE = (1e-30, 1e37)  # sums of squares that float32 gives in full: none of the squares is too small or too large
+SAFE_ENOUGH = 1e-16  # Σ a² from which on what float32 loses of (a − b)² is no part of the relative error
 RTOL = {torch.float64: 1e-7, torch.float32: 1.3e-6, torch.float16: 1e-3, torch.bfloat16: 1.6e-2}
 ATOL = {torch.float64: 1e-7, torch.float32: 1e-5, torch.float16: 1e-5, torch.bfloat16: 1e-5}
 
@@ -25,21 +27,21 @@ class Entries:
     """Sums over the entries of two activations, in float64; measures of differences read them.
 
     `merge` adds inputs. An entry that is not finite on both sides counts as equal if both sides agree about it, and is
-    left out of the sums in any case; `lone` counts those about which they do not agree.
+    left out of the sums in any case; `lone` counts those about which they do not agree. Sums of b are kept as those of
+    d = a − b, since little is left of their digits when b is near a.
     """
 
     aa: Tensor  # (groups,) Σ a², by group of inputs
     bb: Tensor
-    ab: Tensor
+    ad: Tensor  # Σ a (a − b)
     dd: Tensor  # Σ (a − b)²
-    a: Tensor  # Σ a
-    b: Tensor
+    d: Tensor  # Σ (a − b)
     cosines: Tensor  # Σ over inputs of the cosine of an input's entries in A and B
     least_cosine: Tensor
     largest: Tensor  # the largest |a − b|
     at: Tensor  # (2,) its input and the index among that input's entries
     mismatched: Tensor  # entries beyond atol + rtol |b|, as torch.testing.assert_close counts them
-    counts: Tensor  # (BINS + 1,) entries by log₂|a − b|; the first are equal
+    counts: Tensor  # (BINS,) entries by the size of |a − b|; the first are equal
     lone: Tensor  # entries that are NaN or infinite on one side alone, or infinite in other directions
     lone_at: Tensor  # (2,) the first of them
     alike: Tensor  # entries that are NaN or infinite on both sides
@@ -48,11 +50,20 @@ class Entries:
 
     @classmethod
     def of(
-        cls, a: Tensor, b: Tensor, *, start: int = 0, rtol: float | None = None, atol: float | None = None
+        cls,
+        a: Tensor,
+        b: Tensor,
+        *,
+        keep: Tensor | None = None,
+        start: int = 0,
+        rtol: float | None = None,
+        atol: float | None = None,
     ) -> Entries:
-        """The sums for (inputs, entries); `start` is the number of the first input.
+        """The sums for two activations (inputs, …); `start` is the number of the first input.
 
-        The tolerances are those of `torch.testing.assert_close` for the coarser type unless given.
+        `keep`: (inputs, tokens) for activations (inputs, tokens, …), 0 at padding, which is left out. Activations stay
+        as they are, in their own type: float32 or float64 copies are made of `PIECE` entries at a time. The tolerances
+        are those of `torch.testing.assert_close` for the coarser type unless given.
         """
         paired_rows(len(a), len(b))
         if a.shape != b.shape:
@@ -60,14 +71,14 @@ class Entries:
         dtype = coarser(a.dtype, b.dtype)
         rtol = RTOL.get(dtype, 1.3e-6) if rtol is None else rtol
         atol = ATOL.get(dtype, 1e-5) if atol is None else atol
-        a, b = a.reshape(len(a), -1), b.reshape(len(b), -1).to(a.device)
-        step = max(1, SLICE.get(a.device.type, SLICE["cpu"]) // max(1, a.shape[1]))
-        parts = [_sums(a[k : k + step], b[k : k + step], start + k, rtol, atol) for k in range(0, len(a), step)]
-        return reduce(cls.merge, parts)
+        sums = _Sums(len(a), a.device, rtol, atol)
+        for piece in pieces(a, b, keep):
+            sums.add(piece)
+        return sums.entries(start)
 
     def merge(self, other: Entries) -> Entries:
         """The sums over the inputs of both."""
-        added = ("aa", "bb", "ab", "dd", "a", "b", "cosines", "mismatched", "counts", "lone", "alike")
+        added = ("aa", "bb", "ad", "dd", "d", "cosines", "mismatched", "counts", "lone", "alike")
         here, there = self, other
         larger = there.largest > here.largest
         first = (here.lone == 0) & (there.lone > 0)
@@ -86,7 +97,8 @@ class Entries:
         """The |a − b| that this share of the entries does not exceed, to 9 %."""
         below = self.counts.cumsum(0) >= share * self.counts.sum()
         first = below.int().argmax()
-        value = torch.exp2((first - 0.5) / PER_OCTAVE + LEAST)
+        exponent, digits = first // PER_OCTAVE - 127, first % PER_OCTAVE
+        value = torch.ldexp(1 + (digits + 0.5) / PER_OCTAVE, exponent).double()
         return torch.where(first == 0, torch.zeros_like(value), torch.minimum(value, self.largest))
 
 
@@ -95,45 +107,180 @@ def coarser(first: torch.dtype, second: torch.dtype) -> torch.dtype:
     return max(first, second, key=lambda dtype: torch.finfo(dtype).eps if dtype.is_floating_point else 0.0)
 
 
-def _sums(a: Tensor, b: Tensor, start: int, rtol: float, atol: float) -> Entries:
-    n, width = a.shape
-    a, b = a.double(), b.double()
-    lone = alike = a.new_zeros(())
-    lone_at = torch.zeros(2, dtype=torch.long, device=a.device)
+def real_numbers(tensor: Tensor) -> Tensor:
+    """The tensor without gradients, dense and real, in its own type."""
+    tensor = tensor.detach()
+    tensor = tensor.dequantize() if tensor.is_quantized else tensor
+    tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some entries of two activations, as numbers to calculate with: rows, or the columns of some rows from one on."""
+
+    a: Tensor  # (rows, columns), float32 or float64
+    b: Tensor
+    rows: Tensor | slice  # their numbers among all rows
+    column: int
+    width: int  # columns in all
+    per_input: int  # rows of an input
+
+
+def pieces(a: Tensor, b: Tensor, keep: Tensor | None = None) -> Iterator[Piece]:
+    """Two activations (inputs, …) of one shape piece by piece: rows are inputs, or with `keep` the tokens kept."""
+    a, b = real_numbers(a), real_numbers(b)
+    if not a.numel():
+        return
+    wide = torch.promote_types(_wide(a.dtype), _wide(b.dtype))
+    per_input = 1 if keep is None else keep.shape[1]
+    a, b = (each.reshape(len(each) * per_input, -1) for each in (a, b))
+    index = None if keep is None else keep.reshape(-1).nonzero()[:, 0]
+    most = PIECE.get(a.device.type, PIECE["cpu"])
+    count, width = len(a) if index is None else len(index), a.shape[1]
+    step = max(1, most // max(1, width))
+    for first in range(0, count, step):
+        rows: Tensor | slice
+        rows = slice(first, min(first + step, count)) if index is None else index[first : first + step]
+        some = [each[rows if index is None else rows.to(each.device)] for each in (a, b)]  # type: ignore[union-attr]
+        for column in range(0, width, most):
+            x, y = (each[:, column : column + most].to(a.device, wide) for each in some)
+            yield Piece(x, y, rows, column, width, per_input)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The type to calculate with: float32 for numbers of up to 32 bits, float64 for others and for whole numbers."""
+    return torch.float32 if dtype.is_floating_point and dtype != torch.float64 else torch.float64
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """(rows,) float64 sums over the entries of each row of a piece, and where entries are odd."""
+
+    aa: Tensor
+    bb: Tensor
+    ad: Tensor
+    dd: Tensor
+    d: Tensor
+    size: Tensor  # (rows, columns) |a − b|, 0 where an entry is odd
+    most: Tensor  # the largest of each row
+    lone: Tensor | None = None  # (rows, columns) whether an entry is odd on one side; None: all are finite
+    alike: int | Tensor = 0
+
+
+def row_sums(a: Tensor, b: Tensor) -> RowSums:
+    """The sums over the entries of each row: in the type at hand, again in float64 where that is not enough."""
     d = a - b
-    dd = d.square().sum(1)
-    if not bool(dd.isfinite().all()):
-        odd = ~(a.isfinite() & b.isfinite())
-        agree = odd & ((a == b) | (a.isnan() & b.isnan()))
-        lone_here = odd & ~agree
-        lone, alike = lone_here.sum().double(), agree.sum().double()
-        lone_at = _place(lone_here.flatten().int().argmax(), width, start)
-        a, b = a.masked_fill(odd, 0), b.masked_fill(odd, 0)
-        d = a - b
-        dd = d.square().sum(1)
-    size = d.abs()
-    aa, bb, ab = a.square().sum(1), b.square().sum(1), (a * b).sum(1)
-    # Two inputs of zeros are as alike as can be; the root of each factor, since a product of squares may overflow.
-    norms = aa.sqrt() * bb.sqrt()
-    cosine = torch.where(norms > 0, ab / norms, torch.where(aa == bb, 1.0, 0.0)).clamp(-1, 1)
-    bins = torch.where(size > 0, ((size.log2() - LEAST) * PER_OCTAVE).floor().clamp(0, BINS - 1) + 1, 0.0)
-    place = size.argmax() if size.numel() else torch.zeros((), dtype=torch.long, device=a.device)
-    group = dealt_groups(torch.arange(start, start + n), GROUPS).to(a.device)
-
-    def grouped(values: Tensor) -> Tensor:
-        return values.new_zeros(GROUPS).index_add(0, group, values)
-
-    return Entries(
-        grouped(aa), grouped(bb), grouped(ab), grouped(dd), a.sum(), b.sum(),
-        cosine.sum(), cosine.min() if n else a.new_ones(()),
-        size.max() if size.numel() else a.new_zeros(()), _place(place, width, start),
-        (size > atol + rtol * b.abs()).sum().double() + lone, torch.bincount(bins.flatten().long(), minlength=BINS + 1),
-        lone, lone_at, alike, a.numel(), n,
-    )  # fmt: skip
+    aa, bb, ad, dd = (_products(x, y) for x, y in ((a, a), (b, b), (a, d), (d, d)))
+    total = d.sum(1).double()
+    size = d.abs_()
+    most = size.amax(1)
+    if a.dtype == torch.float64:
+        unsafe = ~(aa + bb + dd).isfinite()
+    else:
+        low, high = SAFE
+        unsafe = ~((aa > low) & (aa < high) & (bb > low) & (bb < high) & (((dd > low) & (dd < high)) | (most == 0)))
+    if not bool(unsafe.any()):
+        return RowSums(aa, bb, ad, dd, total, size, most)
+    x, y = a[unsafe].double(), b[unsafe].double()
+    odd = ~(x.isfinite() & y.isfinite())
+    agree = odd & ((x == y) | (x.isnan() & y.isnan()))
+    x, y = x.masked_fill(odd, 0), y.masked_fill(odd, 0)
+    d = x - y
+    for sums, again in zip((aa, bb, ad, dd), ((x, x), (y, y), (x, d), (d, d)), strict=True):
+        sums[unsafe] = _products(*again)
+    total[unsafe] = d.sum(1)
+    size[unsafe] = d.abs().to(size.dtype)
+    most = size.amax(1)
+    lone = torch.zeros_like(size, dtype=torch.bool)
+    lone[unsafe] = odd & ~agree
+    return RowSums(aa, bb, ad, dd, total, size, most, lone, agree.sum())
 
 
-def _place(index: Tensor, width: int, start: int) -> Tensor:
-    return torch.stack([index // max(1, width) + start, index % max(1, width)])
+def _products(x: Tensor, y: Tensor) -> Tensor:
+    return torch.linalg.vecdot(x, y).double()
+
+
+def squared_error(a: Tensor, b: Tensor, keep: Tensor | None = None) -> Tensor | None:
+    """(2,) Σ (a − b)² and Σ a² over all entries, in float64 on the CPU; None if one is NaN or infinite on one side."""
+    total = torch.zeros(2, dtype=torch.float64)
+    if keep is None and a.ndim:
+        a, b = real_numbers(a)[None], real_numbers(b)[None]
+    for piece in pieces(a, b, keep):
+        d = piece.a - piece.b
+        sums = torch.stack([_products(d, d).sum(), _products(piece.a, piece.a).sum()]).cpu()
+        if not SAFE_ENOUGH < float(sums[1]) < SAFE[1] or not float(sums[0]) < SAFE[1]:
+            again = row_sums(piece.a, piece.b)
+            if again.lone is not None and bool(again.lone.any()):
+                return None
+            sums = torch.stack([again.dd.sum(), again.aa.sum()]).cpu()
+        total += sums
+    return total
+
+
+class _Sums:
+    """The sums of one activation while its pieces are read."""
+
+    def __init__(self, inputs: int, device: torch.device, rtol: float, atol: float) -> None:
+        self.inputs, self.rtol, self.atol = inputs, rtol, atol
+        zeros = torch.zeros(inputs, dtype=torch.float64, device=device)
+        self.of_input = {name: zeros.clone() for name in ("aa", "bb", "ad", "dd")}
+        self.d, self.mismatched, self.largest, self.lone, self.alike = (zeros.new_zeros(()) for _ in range(5))
+        self.at, self.lone_at = (torch.zeros(2, dtype=torch.long, device=device) for _ in range(2))
+        self.counts = torch.zeros(BINS, dtype=torch.long, device=device)
+        self.count = 0
+
+    def add(self, piece: Piece) -> None:
+        sums = row_sums(piece.a, piece.b)
+        device = sums.aa.device
+        rows = piece.rows
+        rows = torch.arange(rows.start, rows.stop, device=device) if isinstance(rows, slice) else rows.to(device)
+        inputs = rows if piece.per_input == 1 else torch.div(rows, piece.per_input, rounding_mode="floor")
+        for name, totals in self.of_input.items():
+            totals.index_add_(0, inputs, getattr(sums, name))
+        self.d = self.d + sums.d.sum()
+        self.count += piece.a.numel()
+
+        def place(row: Tensor, column: Tensor) -> Tensor:
+            token = (rows[row] % piece.per_input) * piece.width
+            return torch.stack([inputs[row], token + piece.column + column])
+
+        row = sums.most.argmax()
+        most = sums.most[row].double()
+        larger = most > self.largest
+        if not larger.is_cpu or larger:
+            self.at = torch.where(larger, place(row, sums.size[row].argmax()), self.at)
+            self.largest = torch.where(larger, most, self.largest)
+        if sums.lone is not None:
+            lone = sums.lone.sum()
+            first = place(*torch.unravel_index(sums.lone.flatten().int().argmax(), sums.lone.shape))
+            self.lone_at = torch.where((self.lone == 0) & (lone > 0), first, self.lone_at)
+            self.lone, self.alike = self.lone + lone, self.alike + sums.alike
+            self.mismatched = self.mismatched + lone
+        if not most.is_cpu or most > self.atol:
+            allowed = piece.b.abs().mul_(self.rtol).add_(self.atol)
+            self.mismatched = self.mismatched + allowed.lt_(sums.size).sum(1).double().sum()
+        self.counts += torch.bincount(_bins(sums.size), minlength=BINS)
+
+    def entries(self, start: int) -> Entries:
+        aa, bb, ad, dd = self.of_input.values()
+        # Two inputs of zeros are as alike as can be; the root of each factor, since a product of squares may overflow.
+        norms = aa.sqrt() * bb.sqrt()
+        cosine = torch.where(norms > 0, (aa - ad) / norms, torch.where(aa == bb, 1.0, 0.0)).clamp(-1, 1)
+        group = dealt_groups(torch.arange(start, start + self.inputs), GROUPS).to(aa.device)
+        aa, bb, ad, dd = (each.new_zeros(GROUPS).index_add(0, group, each) for each in (aa, bb, ad, dd))
+        shift = torch.tensor([start, 0], device=aa.device)
+        return Entries(
+            aa, bb, ad, dd, self.d, cosine.sum(), cosine.min() if self.inputs else aa.new_ones(()),
+            self.largest, self.at + shift, self.mismatched, self.counts, self.lone, self.lone_at + shift, self.alike,
+            self.count, self.inputs,
+        )  # fmt: skip
+
+
+def _bins(size: Tensor) -> Tensor:
+    """The bin of each |a − b|: the exponent and the first digits of a float32, which stand side by side in its bits."""
+    size = size if size.dtype == torch.float32 else size.clamp(max=torch.finfo(torch.float32).max).float()
+    return (size.view(torch.int32) >> 20).flatten()
 
 
 def jackknife(entries: Entries) -> tuple[float, float] | None:

@@ -6,7 +6,8 @@ They are kept by group, which a hash of the input's index decides: leaving out e
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -73,6 +74,8 @@ OUTPUT_KINDS = ("auto", "logits", "probabilities", "labels", "regression")
 SUMS_TO_ONE = 1e-3  # how far from 1 a row of probabilities in half precision may sum
 NO_CHANCE = 32  # this many logits do not all lie between 0 and 1 by chance
 MOST_CLASSES = 2**20  # a larger number is not a class
+IGNORED = -100  # the label of a prediction that has no right answer, as in torch and transformers
+TOKEN_SLICE = 2**21  # logits of tokens of each model that are held in float64 at a time
 
 
 @dataclass(frozen=True)
@@ -82,18 +85,36 @@ class Answers:
     kind: str
     width: int  # classes, or numbers per input; 1 for labels, which do not show how many classes there are
     predicted: Tensor | None = None  # (n,) class numbers
-    scores: Tensor | None = None  # (n, classes) logits or probabilities, float64
+    scores: Tensor | None = None  # (n, classes) logits or probabilities, float64; of tokens all, in their own type
     values: Tensor | None = None  # (n, d) float64
     ties: int = 0  # inputs with several largest outputs, of which the first is taken
+    tokens: Tensor | None = None  # (n,) of predictions for tokens, their places among the rows of `scores`
+    per_input: int = 1  # tokens of an input
 
     @once
     def log_p(self) -> Tensor | None:
         """(n, classes): log-probabilities, made when first needed, since labels are enough for most measures."""
         if self.scores is None:
             return None
-        if self.kind == "logits":
-            return torch.log_softmax(self.scores, 1)
-        return (self.scores / self.scores.sum(1, keepdim=True)).log()
+        return self._log(self.scores)
+
+    def _log(self, scores: Tensor) -> Tensor:
+        return torch.log_softmax(scores, 1) if self.kind == "logits" else (scores / scores.sum(1, keepdim=True)).log()
+
+    def log_p_by_slice(self) -> Iterator[Tensor]:
+        """The log-probabilities of tokens, of some at a time."""
+        assert self.scores is not None
+        assert self.tokens is not None
+        for some in self.tokens.split(max(1, TOKEN_SLICE // self.width)):
+            yield self._log(self.scores[some].double())
+
+    def labelled(self, labels: Tensor) -> tuple[Answers, Tensor]:
+        """The predictions for tokens that have a label, and their labels."""
+        assert self.tokens is not None
+        assert self.predicted is not None
+        right = labels.reshape(-1).to(self.tokens.device)[self.tokens]
+        known = right != IGNORED
+        return replace(self, tokens=self.tokens[known], predicted=self.predicted[known]), right[known]
 
     def __len__(self) -> int:
         rows = self.values if self.predicted is None else self.predicted
@@ -116,10 +137,15 @@ class Reader:
     def learn(self, decided: tuple[str, int | None]) -> None:
         self.kind, self._width = decided
 
-    def read(self, outputs: Tensor) -> Answers:
-        """Read (n,) labels or numbers, (n, classes) logits or probabilities, or (n, d) numbers."""
+    def read(self, outputs: Tensor, keep: Tensor | None = None) -> Answers:
+        """Read (n,) labels or numbers, (n, classes) logits or probabilities, or (n, d) numbers.
+
+        Or (inputs, tokens, vocabulary) logits or probabilities, where `keep` (inputs, tokens) is 0 at padding.
+        """
         if outputs.is_complex():
             raise TypeError(f"{self.name}: outputs are complex ({outputs.dtype})")
+        if outputs.ndim == 3 and outputs.is_floating_point() and self.kind in ("logits", "probabilities"):
+            return self._tokens(outputs, keep)
         sums_up = for_numpy(outputs) and math.isfinite(outputs.numpy().sum())  # fast, and shows that all are finite
         if not sums_up and (bad := int((~torch.isfinite(outputs)).sum())):
             raise ValueError(
@@ -135,6 +161,25 @@ class Reader:
             raise ValueError(f"{self.name}: {answers.width} outputs per input, but {self._width} in an earlier batch")
         self._width = answers.width
         return answers
+
+    def _tokens(self, outputs: Tensor, keep: Tensor | None) -> Answers:
+        per_input, classes = outputs.shape[1:]
+        scores = outputs.detach().flatten(0, 1)
+        tokens = torch.arange(len(scores), device=scores.device)
+        if keep is not None:
+            tokens = tokens[(keep.reshape(-1) != 0).to(scores.device)]
+        predicted, ties = [torch.zeros(0, dtype=torch.long, device=scores.device)], 0
+        for some in tokens.split(max(1, TOKEN_SLICE // classes)):
+            part = scores[some]
+            if bad := int((~torch.isfinite(part)).sum()):
+                raise ValueError(
+                    f"{self.name}: {bad} logits of tokens are NaN or infinite, in input {int(some[0]) // per_input} or "
+                    "later ones; sosie.diff says where"
+                )
+            first, equal = _largest(part)
+            predicted.append(first)
+            ties += equal
+        return Answers(self.kind, classes, torch.cat(predicted), scores, ties=ties, tokens=tokens, per_input=per_input)
 
     def check_guess(self) -> None:
         """After the last batch: ask if outputs of small batches were taken for logits, but all lie between 0 and 1."""
@@ -203,6 +248,7 @@ def _kind_of(outputs: Tensor, name: str) -> str:
         raise ValueError(
             f"{name}: need (n,) labels, (n, classes) logits or probabilities, or (n, d) numbers, got outputs of shape "
             f"{shape}: wrap the model in a module that returns one answer per input"
+            + (", or set kind='logits' if these are (inputs, tokens, vocabulary)" if len(shape) == 3 else "")
         )
     if not outputs.is_floating_point():
         if outputs.ndim == 1:
@@ -290,6 +336,7 @@ class OutputSums:
     predicted: tuple[Tensor, Tensor] | None  # (classes,) how often each model predicts each class
     values: ValueSums | None
     ties: tuple[int, int]
+    inputs: int  # as many as `n` unless these are predictions for tokens
 
     @classmethod
     def of(
@@ -315,10 +362,19 @@ class OutputSums:
             squared = (a.values - b.values).square().mean(1)
             values = None if only is Differences else ValueSums.of(a.values, b.values, groups, n)
             sums = {"n": n, "squared": by_group(squared, groups)}
-            return cls((a.kind, b.kind), (a.width, b.width), sums, None, values, (0, 0))
+            return cls((a.kind, b.kind), (a.width, b.width), sums, None, values, (0, 0), len(a))
+        inputs = len(a) if a.tokens is None or a.scores is None else len(a.scores) // a.per_input
+        if a.tokens is not None and labels is not None:
+            if labels.numel() != inputs * a.per_input:
+                raise ValueError(
+                    f"need a label for each of {inputs} x {a.per_input} tokens, got labels of shape "
+                    f"{tuple(labels.shape)}; {IGNORED} stands for none"
+                )
+            b, _ = b.labelled(labels)
+            a, labels = a.labelled(labels)
         assert a.predicted is not None
         assert b.predicted is not None
-        groups, n = _groups(a.predicted, start)
+        groups, n = _groups(a.predicted, start, a.tokens, a.per_input)
         matches = {"equal": a.predicted == b.predicted}
         if labels is not None:
             labels = check_labels(labels, "labels", _classes(a, b)).to(groups.device)
@@ -327,11 +383,11 @@ class OutputSums:
             right_a, right_b = a.predicted == labels, b.predicted == labels
             matches |= {"right_a": right_a, "right_b": right_b, "both_right": right_a & right_b}
         sums = {"n": n} | {name: by_group(match.double(), groups) for name, match in matches.items()}
-        if only in (None, Distributions) and a.log_p is not None and b.log_p is not None:
-            sums["divergence"] = by_group(jensen_shannon_bits(a.log_p, b.log_p), groups)
+        if only in (None, Distributions) and a.scores is not None and b.scores is not None:
+            sums["divergence"] = by_group(_divergences(a, b), groups)
         classes = _classes(a, b) or 0
         predicted = torch.bincount(a.predicted, minlength=classes), torch.bincount(b.predicted, minlength=classes)
-        return cls((a.kind, b.kind), (a.width, b.width), sums, _as_long(*predicted), None, (a.ties, b.ties))
+        return cls((a.kind, b.kind), (a.width, b.width), sums, _as_long(*predicted), None, (a.ties, b.ties), inputs)
 
     @property
     def n(self) -> int:
@@ -350,7 +406,8 @@ class OutputSums:
 
     def describe(self) -> str:
         kinds = " and ".join(dict.fromkeys(self.kinds))
-        return f"counts over all {self.n} outputs ({'numbers' if kinds == 'regression' else kinds})"
+        of_tokens = f" for tokens of {self.inputs} inputs" if self.inputs != self.n else ""
+        return f"counts over all {self.n} outputs{of_tokens} ({'numbers' if kinds == 'regression' else kinds})"
 
     def view(self, kind: type[Outputs], *, jackknife: bool = False) -> Outputs:
         """Sums over all inputs or, with `jackknife`, a first dimension of sums over all but each group of inputs."""
@@ -395,7 +452,17 @@ class OutputSums:
             predicted,
             values,
             (self.ties[0] + other.ties[0], self.ties[1] + other.ties[1]),
+            self.inputs + other.inputs,
         )
+
+
+def _divergences(a: Answers, b: Answers) -> Tensor:
+    if a.tokens is None:
+        assert a.log_p is not None
+        assert b.log_p is not None
+        return jensen_shannon_bits(a.log_p, b.log_p)
+    slices = zip(a.log_p_by_slice(), b.log_p_by_slice(), strict=True)
+    return torch.cat([a.tokens.new_zeros(0).double(), *(jensen_shannon_bits(p, q) for p, q in slices)])
 
 
 def jensen_shannon_bits(log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -411,6 +478,14 @@ def _relative_entropy(log_p: Tensor, log_m: Tensor) -> Tensor:
 
 
 def _check_pair(a: Answers, b: Answers) -> None:
+    if (a.tokens is None) != (b.tokens is None):
+        raise ValueError("one side has an output for each token, the other for each input")
+    same = (len(a), a.per_input) == (len(b), b.per_input)
+    if a.tokens is not None and b.tokens is not None and not (same and torch.equal(a.tokens, b.tokens)):
+        raise ValueError(
+            f"need outputs of the same tokens, got {len(a)} and {len(b)} without padding, at most {a.per_input} and "
+            f"{b.per_input} of an input"
+        )
     if len(a) != len(b):
         raise ValueError(f"need outputs of the same inputs, got {len(a)} and {len(b)}")
     if (a.values is None) != (b.values is None):
@@ -429,8 +504,9 @@ def _classes(a: Answers, b: Answers) -> int | None:
     return next((side.width for side in (a, b) if side.kind in ("logits", "probabilities")), None)
 
 
-def _groups(rows: Tensor, start: int) -> tuple[Tensor, Tensor]:
-    groups = dealt_groups(torch.arange(start, start + len(rows), device=rows.device), GROUPS)
+def _groups(rows: Tensor, start: int, tokens: Tensor | None = None, per_input: int = 1) -> tuple[Tensor, Tensor]:
+    inputs = torch.arange(len(rows), device=rows.device) if tokens is None else tokens // per_input
+    groups = dealt_groups(start + inputs, GROUPS)
     return groups, torch.bincount(groups, minlength=GROUPS).double()
 
 
