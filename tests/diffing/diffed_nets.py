@@ -86,3 +86,85 @@ def padded_tokens(*, left: bool = False) -> list[dict[str, Tensor]]:
     ids, lengths = torch.randint(3, 99, (16, 12), generator=random), torch.arange(16) % 6 + 7
     mask = (torch.arange(12) < lengths[:, None]).long()
     return [{"input_ids": ids, "attention_mask": mask.flip(1) if left else mask}]
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int = 24, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        return self.o(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        self.n1, self.n2, self.attn = nn.LayerNorm(width), nn.LayerNorm(width), Attention(width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.n1(x))
+        return x + self.down(nn.functional.gelu(self.up(self.n2(x))))
+
+
+class Decoder(nn.Module):
+    def __init__(self, width: int = 24, layers: int = 3) -> None:
+        super().__init__()
+        self.emb, self.layers = nn.Embedding(50, width), nn.ModuleList(Layer(width) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 50)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.emb(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+class OtherAttention(nn.Module):
+    """The same attention with one layer for q, k and v."""
+
+    def __init__(self, a: Attention) -> None:
+        super().__init__()
+        self.heads, self.c_attn, self.c_proj = (
+            a.heads,
+            nn.Linear(a.q.in_features, 3 * a.q.in_features),
+            copy.deepcopy(a.o),
+        )
+        for name in ("weight", "bias"):
+            getattr(self.c_attn, name).data = torch.cat([getattr(part, name).data for part in (a.q, a.k, a.v)])
+
+    def forward(self, z: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.c_attn(z).chunk(3, -1))
+        return self.c_proj(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+class OtherDecoder(nn.Module):
+    """A port of `Decoder` by somebody else: other names, other parts, the same function."""
+
+    class Block(nn.Module):
+        def __init__(self, layer: Layer) -> None:
+            super().__init__()
+            self.ln_1, self.mha, self.ln_2 = (
+                copy.deepcopy(layer.n1),
+                OtherAttention(layer.attn),
+                copy.deepcopy(layer.n2),
+            )
+            self.mlp = nn.Sequential(copy.deepcopy(layer.up), nn.GELU(), copy.deepcopy(layer.down))
+
+        def forward(self, z: Tensor) -> Tensor:
+            z = z + self.mha(self.ln_1(z))
+            return z + self.mlp(self.ln_2(z))
+
+    def __init__(self, a: Decoder) -> None:
+        super().__init__()
+        self.wte, self.ln_f, self.lm = copy.deepcopy(a.emb), copy.deepcopy(a.norm), copy.deepcopy(a.head)
+        self.h = nn.ModuleList(self.Block(layer) for layer in a.layers)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        z = self.wte(tokens)
+        for block in self.h:
+            z = block(z)
+        return self.lm(self.ln_f(z))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -84,6 +84,7 @@ class Seen:
     label: str
     shape: tuple[int, ...]  # of the tensor, inputs included
     dtype: torch.dtype
+    activation: Tensor | None = field(default=None, compare=False, repr=False)  # for the inputs that were looked at
 
 
 def calls_inside(model: nn.Module, label: str, arguments: Arguments) -> list[Seen]:
@@ -123,7 +124,7 @@ def calls_inside(model: nn.Module, label: str, arguments: Arguments) -> list[See
         if inside and not depth and path is not None:
             tensor = at_path(output, path)
             own = label_of(names, names.first[id(module)], counts[module])
-            seen.append(Seen(own, tuple(tensor.shape), tensor.dtype))
+            seen.append(Seen(own, tuple(tensor.shape), tensor.dtype, tensor.detach().clone()))
 
     with every_module_called(model), ExitStack() as stack:
         stack.callback(parent.register_forward_pre_hook(enter_home).remove)

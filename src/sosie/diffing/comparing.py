@@ -37,7 +37,7 @@ from ..stats import coarser, jackknife
 from .answers import AnswerSums, logits_in
 from .explain import notes_of, same_features, with_axes
 from .floor import BITS, Floor, Level
-from .pairing import Map, Pair, check_map, no_pairs, pair_sites, read_map
+from .pairing import Map, Pair, check_map, fused, no_pairs, pair_sites, read_map
 from .record import Record, is_record
 from .replay import WHOLE, Gap, Reference, Replay, Subject
 
@@ -197,6 +197,7 @@ class _Run:
                 )
         check_map(wanted, [site.label for site in seen_a], [site.label for site in seen_b])
         pairs = pair_sites(seen_a, seen_b, wanted=wanted)
+        self.caveats += fused(seen_a, seen_b, pairs)
         by_shape = [pair for pair in pairs if pair.how in ("in order", "by shape")]
         if len(by_shape) == len(pairs) < min(len(seen_a), len(seen_b)) / 2 + 0.5 and seen_a and seen_b:
             raise no_pairs(seen_a, seen_b)

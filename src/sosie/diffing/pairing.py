@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from ..capture.calls import Seen
 from ..checks import listed, nearest
+from ..stats import squared_error
 
 WRAPPERS = ("_orig_mod", "module", "model")  # names that a wrapper puts before those of the model inside
 
@@ -75,7 +78,7 @@ def pair_sites(
     wanted: Mapping[str, str] | None = None,
     under: tuple[str, str] | None = None,
 ) -> list[Pair]:
-    """The pairs in the order of A: by the map, by name, else in order and by shape between those.
+    """The pairs in the order of A: by the map, by name, else in order, by numbers and by shape between those.
 
     `under`: the names of the two modules that the sites lie in, which are left out of their names. Sites without a
     counterpart are left out. Nothing is guessed: where several pairings are possible, an error lists the candidates,
@@ -109,28 +112,129 @@ def _inside(label: str, prefix: str) -> str:
 def _in_order(
     a: Sequence[Seen], free_b: Sequence[Seen], b: Sequence[Seen], pairs: Mapping[str, Pair], *, strict: bool
 ) -> dict[str, Pair]:
-    """Pairs between two neighbouring ones that are known: sites of one shape, if they are as many on both sides."""
+    """Pairs between two neighbouring ones that are known: sites of one shape, if they are as many on both sides.
+
+    Where they are not, sites that give nearly the same numbers come first, and then what lies between those.
+    """
+    free = {y.label for y in free_b}
+    found: dict[str, Pair] = {}
+    for run_a, run_b in _runs(a, b, pairs):
+        run_a = [x for x in run_a if x.label not in pairs]
+        run_b = [y for y in run_b if y.label in free]
+        if _all_alike(run_a, run_b):
+            found |= {x.label: Pair(x.label, y.label, "in order") for x, y in zip(run_a, run_b, strict=True)}
+            continue
+        near = {x.label: Pair(x.label, y.label, "by their numbers") for x, y in by_numbers(run_a, run_b)}
+        found |= near
+        for some_a, some_b in _runs(run_a, run_b, near):
+            found |= _between(some_a, some_b, strict=strict)
+    return found
+
+
+def _runs(
+    a: Sequence[Seen], b: Sequence[Seen], pairs: Mapping[str, Pair]
+) -> Iterator[tuple[Sequence[Seen], Sequence[Seen]]]:
+    """The sites of both sides between two neighbouring pairs, of those that are in one order on both sides."""
     place_b = {y.label: k for k, y in enumerate(b)}
     known = [(k, place_b[pairs[x.label].b]) for k, x in enumerate(a) if x.label in pairs]
     known = [pair for pair in known if all((pair[0] < o[0]) == (pair[1] < o[1]) for o in known if o != pair)]
-    found: dict[str, Pair] = {}
-    free = {y.label for y in free_b}
     for (start_a, start_b), (end_a, end_b) in itertools.pairwise([(-1, -1), *known, (len(a), len(b))]):
-        run_a = [x for x in a[start_a + 1 : end_a] if x.label not in pairs]
-        run_b = [y for y in b[start_b + 1 : end_b] if y.label in free]
-        if len(run_a) == len(run_b) and all(_alike(x, y) for x, y in zip(run_a, run_b, strict=True)):
-            found |= {x.label: Pair(x.label, y.label, "in order") for x, y in zip(run_a, run_b, strict=True)}
-            continue
-        for shape in dict.fromkeys(tuple(sorted(x.shape)) for x in run_a):
-            some_a, some_b = ([z for z in run if tuple(sorted(z.shape)) == shape] for run in (run_a, run_b))
-            if len(some_a) == len(some_b) == 1:
-                found[some_a[0].label] = Pair(some_a[0].label, some_b[0].label, "by shape")
-            elif some_a and some_b and strict:
-                raise ValueError(
-                    f"it is not clear which sites belong together: {_shown(some_a)} of A and {_shown(some_b)} of B. "
-                    f"{_ADVICE}"
-                )
+        yield a[start_a + 1 : end_a], b[start_b + 1 : end_b]
+
+
+def _between(run_a: Sequence[Seen], run_b: Sequence[Seen], *, strict: bool) -> dict[str, Pair]:
+    if _all_alike(run_a, run_b):
+        return {x.label: Pair(x.label, y.label, "in order") for x, y in zip(run_a, run_b, strict=True)}
+    found: dict[str, Pair] = {}
+    for shape in dict.fromkeys(tuple(sorted(x.shape)) for x in run_a):
+        some_a, some_b = ([z for z in run if tuple(sorted(z.shape)) == shape] for run in (run_a, run_b))
+        if len(some_a) == len(some_b) == 1:
+            found[some_a[0].label] = Pair(some_a[0].label, some_b[0].label, "by shape")
+        elif some_a and some_b and strict:
+            raise ValueError(
+                f"it is not clear which sites belong together: {_shown(some_a)} of A and {_shown(some_b)} of B. "
+                f"{_ADVICE}"
+            )
     return found
+
+
+def _all_alike(a: Sequence[Seen], b: Sequence[Seen]) -> bool:
+    return len(a) == len(b) and all(_alike(x, y) for x, y in zip(a, b, strict=True))
+
+
+NEAR = 0.1  # relative error up to which two sites may give the same numbers, though for an error or rounding
+AHEAD = 4  # times as far must be the next site, unless it gives the same numbers as well
+ROUNDING = 1e-5  # relative error up to which numbers are the same
+
+
+def by_numbers(a: Sequence[Seen], b: Sequence[Seen]) -> list[tuple[Seen, Seen]]:
+    """Sites that give nearly the same numbers, where no other comes near; in one order on both sides."""
+    errors = torch.full((len(a), len(b)), math.inf, dtype=torch.float64)
+    for i, j in itertools.product(range(len(a)), range(len(b))):
+        if a[i].shape == b[j].shape:
+            errors[i, j] = _relative_error(a[i].activation, b[j].activation)
+    if not errors.numel():
+        return []
+    # Sites that pass on what they are given have the same numbers as others: then their order decides.
+    near = (errors <= NEAR) & (errors <= _limit(errors)) & (errors <= _limit(errors.T).T)
+    # The longest monotone chain of near pairs.
+    best: dict[tuple[int, int], list[tuple[int, int]]] = {}
+
+    def chain(i: int, j: int) -> list[tuple[int, int]]:
+        return best.get((i, j), [])
+
+    for i, j in itertools.product(reversed(range(len(a))), reversed(range(len(b)))):
+        ways = [chain(i + 1, j), chain(i, j + 1)]
+        ways += [[(i, j), *chain(i + 1, j + 1)]] if near[i, j] else []
+        best[i, j] = max(reversed(ways), key=len)
+    return [(a[i], b[j]) for i, j in chain(0, 0)]
+
+
+def _limit(errors: Tensor) -> Tensor:
+    """(rows, 1): up to which error others are as near as the nearest of each row; −1 where one comes nearly so."""
+    least = errors.amin(1, keepdim=True)
+    limit = 1.25 * least + ROUNDING
+    doubtful = ((errors > limit) & (errors <= AHEAD * least)).any(1, keepdim=True)
+    return torch.where(doubtful, -1.0, limit)
+
+
+def _relative_error(x: Tensor | None, y: Tensor | None) -> float:
+    if x is None or y is None:
+        return math.inf
+    sums = squared_error(x, y)
+    if sums is None or not float(sums[1]):
+        return math.inf
+    return float((sums[0] / sums[1]).sqrt())
+
+
+def fused(a: Sequence[Seen], b: Sequence[Seen], pairs: Sequence[Pair]) -> Iterator[str]:
+    """Sites without a counterpart whose numbers the other model gives side by side in one: a fused QKV."""
+    paired_a, paired_b = {pair.a for pair in pairs}, {pair.b for pair in pairs}
+    free_a, free_b = ([z for z in of if z.label not in paired] for of, paired in ((a, paired_a), (b, paired_b)))
+    for parts, wholes, names in ((free_a, free_b, "AB"), (free_b, free_a, "BA")):
+        for whole in wholes:
+            for some in _side_by_side(parts, whole):
+                labels = listed([part.label for part in some], 4)
+                yield f"{whole.label} of {names[1]} gives what {labels} of {names[0]} give, side by side"
+
+
+def _side_by_side(parts: Sequence[Seen], whole: Seen) -> Iterator[Sequence[Seen]]:
+    """The runs of parts whose activations, one after the other along the last axis or the channels, are the whole."""
+    for axis in {1, len(whole.shape) - 1} - {0}:
+        rest = (*whole.shape[:axis], *whole.shape[axis + 1 :])
+        fit = [p for p in parts if len(p.shape) > axis and (*p.shape[:axis], *p.shape[axis + 1 :]) == rest]
+        for start in range(len(fit)):
+            total = 0
+            for stop in range(start, len(fit)):
+                total += fit[stop].shape[axis]
+                if total > whole.shape[axis]:
+                    break
+                some = fit[start : stop + 1]
+                tensors = [p.activation for p in some if p.activation is not None]
+                if total < whole.shape[axis] or len(some) < 2 or len(tensors) < len(some):
+                    continue
+                if _relative_error(torch.cat([t.float() for t in tensors], axis), whole.activation) <= NEAR:
+                    yield some
 
 
 def _alike(x: Seen, y: Seen) -> bool:

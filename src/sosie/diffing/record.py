@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -245,7 +245,8 @@ class Record:
     def look_at(self, chunk: Chunk) -> tuple[list[Seen], dict[str, Tensor]]:
         """The sites, and their activations for some inputs."""
         calls = {label: self._part(call, chunk) for label, call in self.calls.items()}
-        return self.seen, {label: x for label, call in calls.items() if (x := call.activation) is not None}
+        numbers = {label: x for label, call in calls.items() if (x := call.activation) is not None}
+        return [replace(site, activation=numbers.get(site.label)) for site in self.seen], numbers
 
     def recorder(self, labels: Sequence[str]) -> Callable[[Chunk], tuple[dict[str, Call], Any, Masks]]:
         def run(chunk: Chunk) -> tuple[dict[str, Call], Any, Masks]:

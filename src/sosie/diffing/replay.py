@@ -154,7 +154,9 @@ class Subject(Network):
             with self._named_in_errors(chunk):
                 seen.run(*args, **kwargs)
         self.silent = {site: why for site, why in seen.left_out.items() if "never called" not in why}
-        return [Seen(site, tuple(x.shape), x.dtype) for site, x in seen.items() if site != OUTPUT], dict(seen.items())
+        return [Seen(site, tuple(x.shape), x.dtype, x) for site, x in seen.items() if site != OUTPUT], dict(
+            seen.items()
+        )
 
     def recorder(self, labels: Sequence[str]) -> Callable[[Chunk], tuple[dict[str, Call], Any, Masks]]:
         """A function from inputs to the calls of these modules, the answer, and the masks of padded tokens."""

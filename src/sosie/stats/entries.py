@@ -204,8 +204,8 @@ def _products(x: Tensor, y: Tensor) -> Tensor:
 def squared_error(a: Tensor, b: Tensor, keep: Tensor | None = None) -> Tensor | None:
     """(2,) Σ (a − b)² and Σ a² over all entries, in float64 on the CPU; None if one is NaN or infinite on one side."""
     total = torch.zeros(2, dtype=torch.float64)
-    if keep is None and a.ndim:
-        a, b = real_numbers(a)[None], real_numbers(b)[None]
+    if keep is None:
+        a, b = real_numbers(a)[None], real_numbers(b)[None]  # one row, also for a single number
     for piece in pieces(a, b, keep):
         d = piece.a - piece.b
         sums = torch.stack([_products(d, d).sum(), _products(piece.a, piece.a).sum()]).cpu()

@@ -1,0 +1,107 @@
+"""Which site belongs to which: two implementations of one network, fused layers, heads in another order."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from diffed_nets import Decoder, OtherDecoder
+from torch import nn
+
+import sosie
+from sosie.capture.calls import Seen
+from sosie.diffing.pairing import by_numbers, pair_sites
+
+TOKENS = torch.randint(50, (12, 9), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def models() -> tuple[Decoder, OtherDecoder]:
+    torch.manual_seed(0)
+    a = Decoder().eval()
+    for parameter in a.parameters():
+        parameter.data.add_(0.2 * torch.randn_like(parameter))
+    return a, OtherDecoder(a).eval()
+
+
+def test_another_implementation_is_the_same(models: tuple[Decoder, OtherDecoder]) -> None:
+    a, b = models
+    d = sosie.diff(a, b, TOKENS)
+    assert d.same, d.verdict
+    assert [(s.site_b, s.paired) for s in d.sites[:-1]] == [(f"h.{k}", "in order") for k in range(3)]
+    d = sosie.diff(a, b, TOKENS, sites="leaves")
+    assert d.same, d.verdict
+    pairs = {s.site_a: (s.site_b, s.paired) for s in d.sites}
+    assert pairs["layers.1.attn.o"] == ("h.1.mha.c_proj", "by their numbers")
+    assert pairs["layers.2.down"][0] == "h.2.mlp.2"
+    assert set(d.unpaired_b) == {f"h.{k}.{name}" for k in range(3) for name in ("mha.c_attn", "mlp.1")}
+
+
+def test_a_fused_layer_is_noticed_and_said(models: tuple[Decoder, OtherDecoder]) -> None:
+    a, b = models
+    said = "h.0.mha.c_attn of B gives what layers.0.attn.q, layers.0.attn.k, layers.0.attn.v of A give, side by side"
+    assert said in sosie.diff(a, b, TOKENS, sites="leaves").caveats
+    assert said.replace("of B", "of A").replace("v of A", "v of B") in sosie.diff(b, a, TOKENS, sites="leaves").caveats
+
+
+def test_the_module_with_the_fault_is_named_in_another_implementation(models: tuple[Decoder, OtherDecoder]) -> None:
+    a, b = models
+    for name, change in {"h.1.mha": b.h[1].mha.c_attn, "h.1.ln_2": b.h[1].ln_2}.items():
+        wrong = copy.deepcopy(b)
+        module = wrong.get_submodule(next(n for n, m in b.named_modules() if m is change))
+        module.weight.data[5] *= 1.3
+        d = sosie.diff(a, wrong, TOKENS)
+        assert (d.same, d.first) == (False, name), d.verdict
+    b.h[1].mlp[2].weight.data[5] *= 1.3
+    assert sosie.diff(a, b, TOKENS, sites="leaves").first == "h.1.mlp.2"
+
+
+def test_heads_in_another_order_are_no_difference(models: tuple[Decoder, OtherDecoder]) -> None:
+    a, _ = models
+    b = copy.deepcopy(a)
+    order = (torch.tensor([2, 0, 3, 1])[:, None] * 6 + torch.arange(6)).flatten()
+    for layer in b.layers:
+        for part in (layer.attn.q, layer.attn.k, layer.attn.v):
+            part.weight.data, part.bias.data = part.weight.data[order], part.bias.data[order]
+        layer.attn.o.weight.data = layer.attn.o.weight.data[:, order]
+    assert sosie.diff(a, b, TOKENS).same
+    d = sosie.diff(a, b, TOKENS, sites="leaves")
+    assert d.same, d.verdict
+    assert "features in another order" in next(s for s in d.sites if s.site_a == "layers.0.attn.q").notes
+
+
+def seen(*sites: tuple[str, float]) -> list[Seen]:
+    """Sites of one shape that give the same noise, some of it (the number) replaced by noise of their own."""
+    common, own = torch.randn(2, 4, 99, generator=torch.Generator().manual_seed(0))
+    result = []
+    for name, share in sites:
+        own = own.roll(7, 1)
+        x = common + share * own
+        result.append(Seen(name, tuple(x.shape), x.dtype, x))
+    return result
+
+
+def test_what_comes_nearly_as_near_is_not_taken() -> None:
+    a = seen(("x", 0.0))
+    assert [(x.label, y.label) for x, y in by_numbers(a, seen(("far", 1.0), ("near", 0.02)))] == [("x", "near")]
+    assert not by_numbers(a, seen(("other", 0.06), ("near", 0.02)))
+    assert not by_numbers(a, seen(("far", 1.0), ("not near", 0.2)))
+    with pytest.raises(
+        ValueError, match=r"not clear which sites belong together: x .* of A and other .*, near .* of B"
+    ):
+        pair_sites(a, seen(("other", 0.06), ("near", 0.02)))
+
+
+def test_equal_numbers_are_taken_in_order() -> None:
+    a, b = seen(("one", 0.0), ("two", 0.0)), seen(("first", 0.0), ("second", 0.0), ("third", 0.0))
+    assert [(x.label, y.label) for x, y in by_numbers(a, b)] == [("one", "first"), ("two", "second")]
+
+
+def test_wholly_other_layers_are_not_paired() -> None:
+    a = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 3))
+    b = nn.Sequential()
+    for name, module in {"p": nn.Linear(6, 6), "q": nn.Linear(6, 3)}.items():
+        b.add_module(name, module)
+    with pytest.raises(ValueError, match="which sites belong together"):
+        sosie.diff(a.eval(), b.eval(), torch.rand(9, 6), sites="leaves")
