@@ -202,6 +202,7 @@ class _Run:
         if len(by_shape) == len(pairs) < min(len(seen_a), len(seen_b)) / 2 + 0.5 and seen_a and seen_b:
             raise no_pairs(seen_a, seen_b)
         self.shuffled = {pair.a for pair in pairs if same_features(first_a[pair.a], first_b[pair.b])}
+        seen_a, seen_b = ([replace(site, activation=None) for site in seen] for seen in (seen_a, seen_b))
         return with_axes(pairs, first_a, first_b), seen_a, seen_b
 
     def _sites_of_b(self, seen_a: Sequence[Seen], wanted: Mapping[str, str]) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..capture.calls import Seen
 from ..checks import listed, nearest
-from ..stats import squared_error
+from ..stats import real_numbers
 
 WRAPPERS = ("_orig_mod", "module", "model")  # names that a wrapper puts before those of the model inside
 
@@ -164,15 +164,17 @@ def _all_alike(a: Sequence[Seen], b: Sequence[Seen]) -> bool:
 
 NEAR = 0.1  # relative error up to which two sites may give the same numbers, though for an error or rounding
 AHEAD = 4  # times as far must be the next site, unless it gives the same numbers as well
+SAMPLED = 4096  # numbers of a site
 ROUNDING = 1e-5  # relative error up to which numbers are the same
 
 
 def by_numbers(a: Sequence[Seen], b: Sequence[Seen]) -> list[tuple[Seen, Seen]]:
     """Sites that give nearly the same numbers, where no other comes near; in one order on both sides."""
     errors = torch.full((len(a), len(b)), math.inf, dtype=torch.float64)
+    numbers_a, numbers_b = ([_sample(site.activation) for site in side] for side in (a, b))
     for i, j in itertools.product(range(len(a)), range(len(b))):
         if a[i].shape == b[j].shape:
-            errors[i, j] = _relative_error(a[i].activation, b[j].activation)
+            errors[i, j] = _relative_error(numbers_a[i], numbers_b[j])
     if not errors.numel():
         return []
     # Sites that pass on what they are given have the same numbers as others: then their order decides.
@@ -198,13 +200,17 @@ def _limit(errors: Tensor) -> Tensor:
     return torch.where(doubtful, -1.0, limit)
 
 
+def _sample(activation: Tensor | None) -> Tensor | None:
+    """A few of its numbers, which stand at the same places in all activations of one shape."""
+    if activation is None or not activation.numel():
+        return None
+    flat = real_numbers(activation).reshape(-1)
+    return flat[:: max(1, len(flat) // SAMPLED)].double().cpu()
+
+
 def _relative_error(x: Tensor | None, y: Tensor | None) -> float:
-    if x is None or y is None:
-        return math.inf
-    sums = squared_error(x, y)
-    if sums is None or not float(sums[1]):
-        return math.inf
-    return float((sums[0] / sums[1]).sqrt())
+    error, size = (math.inf, 0.0) if x is None or y is None else (float((x - y).norm()), float(x.norm()))
+    return error / size if size and math.isfinite(error) else math.inf
 
 
 def fused(a: Sequence[Seen], b: Sequence[Seen], pairs: Sequence[Pair]) -> Iterator[str]:
@@ -224,17 +230,27 @@ def _side_by_side(parts: Sequence[Seen], whole: Seen) -> Iterator[Sequence[Seen]
         rest = (*whole.shape[:axis], *whole.shape[axis + 1 :])
         fit = [p for p in parts if len(p.shape) > axis and (*p.shape[:axis], *p.shape[axis + 1 :]) == rest]
         for start in range(len(fit)):
-            total = 0
+            total = 0  # columns
             for stop in range(start, len(fit)):
                 total += fit[stop].shape[axis]
                 if total > whole.shape[axis]:
                     break
                 some = fit[start : stop + 1]
-                tensors = [p.activation for p in some if p.activation is not None]
-                if total < whole.shape[axis] or len(some) < 2 or len(tensors) < len(some):
+                if total < whole.shape[axis] or len(some) < 2:
                     continue
-                if _relative_error(torch.cat([t.float() for t in tensors], axis), whole.activation) <= NEAR:
+                *inner, outer = (_corner(each.activation, axis) for each in (*some, whole))
+                known = [corner for corner in inner if corner is not None]
+                if len(known) == len(inner) and _relative_error(torch.cat(known, axis), outer) <= NEAR:
                     yield some
+
+
+def _corner(activation: Tensor | None, axis: int) -> Tensor | None:
+    """A few numbers of a large activation: all along one axis."""
+    if activation is None or activation.is_complex():
+        return None
+    for other in {*range(activation.ndim)} - {axis}:
+        activation = activation.narrow(other, 0, min(4, activation.shape[other]))
+    return real_numbers(activation).double().cpu()
 
 
 def _alike(x: Seen, y: Seen) -> bool:
