@@ -154,9 +154,8 @@ class Subject(Network):
             with self._named_in_errors(chunk):
                 seen.run(*args, **kwargs)
         self.silent = {site: why for site, why in seen.left_out.items() if "never called" not in why}
-        return [Seen(site, tuple(x.shape), x.dtype, x) for site, x in seen.items() if site != OUTPUT], dict(
-            seen.items()
-        )
+        numbers = dict(seen.items())
+        return [Seen(site, tuple(x.shape), x.dtype, x) for site, x in numbers.items() if site != OUTPUT], numbers
 
     def recorder(self, labels: Sequence[str]) -> Callable[[Chunk], tuple[dict[str, Call], Any, Masks]]:
         """A function from inputs to the calls of these modules, the answer, and the masks of padded tokens."""

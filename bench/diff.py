@@ -1,0 +1,183 @@
+"""`diff` against the bare forward passes that it needs, and two folders of weights against `cat`; on a CPU.
+
+Without replay these are two forwards of each batch, with replay three. B is A with rounding errors in its weights, so
+that no number is equal. The floor is measured on a tenth of the inputs, after the pass: it has a line of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from measuring import show, timed, write
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import sosie
+from sosie.models import open_model
+
+WIDTH, LAYERS, VOCABULARY, TOKENS = 512, 6, 8192, 128  # of the language models
+NOTHING = 1e-2  # a tolerance: a floor that costs nothing
+
+CHILD = """
+import json, sys, time
+sys.path.insert(0, sys.argv[3])
+from measuring import high_water
+from sosie.diffing import diff_weights
+start = time.perf_counter()
+found = diff_weights(sys.argv[1], sys.argv[2])
+print(json.dumps([time.perf_counter() - start, high_water(), len(found.weights), found.same]))
+"""
+
+
+def twin(model: nn.Module) -> nn.Module:
+    """The model with other last digits."""
+    other = copy.deepcopy(model)
+    random = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1 + 1e-7 * torch.randn(parameter.shape, generator=random))
+    return other.eval()
+
+
+def resnet(depth: int, images: int) -> tuple[nn.Module, list[Any]]:
+    model = open_model(f"resnet{depth}(seed=0)").model.eval()
+    return model, list(torch.rand(images, 3, 32, 32, generator=torch.Generator().manual_seed(0)).split(128))
+
+
+def decoder(kind: str, sequences: int) -> tuple[nn.Module, list[Any]]:
+    transformers = __import__("transformers")
+    torch.manual_seed(0)
+    heads = WIDTH // 64
+    if kind == "GPT-2":
+        config = transformers.GPT2Config(n_embd=WIDTH, n_layer=LAYERS, n_head=heads, vocab_size=VOCABULARY)
+        model = transformers.GPT2LMHeadModel(config)
+    else:
+        config = transformers.LlamaConfig(
+            hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=heads, vocab_size=VOCABULARY,
+            intermediate_size=8 * WIDTH // 3,
+        )  # fmt: skip
+        model = transformers.LlamaForCausalLM(config)
+    ids = torch.randint(VOCABULARY, (sequences, TOKENS), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[::2, 3 * TOKENS // 4 :] = 0
+    pairs = zip(ids.split(16), mask.split(16), strict=True)
+    return model.eval(), [{"input_ids": some, "attention_mask": kept} for some, kept in pairs]
+
+
+def study(title: str, model: nn.Module, batches: list[Any], repeats: int) -> list[dict[str, Any]]:
+    a, b = model, twin(model)
+
+    def forwards(*models: nn.Module) -> None:
+        with torch.no_grad():
+            for batch in batches:
+                for each in models:
+                    each(**batch) if isinstance(batch, dict) else each(batch)
+
+    def diffed(**options: Any) -> None:
+        assert sosie.diff({"a": a, "b": b}, batches, **options).same
+
+    seconds = timed(
+        {
+            "two forwards": lambda: forwards(a, b),
+            "diff without replay": lambda: diffed(replay=False, floor=NOTHING),
+            "three forwards": lambda: forwards(a, b, b),
+            "diff": lambda: diffed(floor=NOTHING),
+            "diff, with the floor": lambda: diffed(),
+        },
+        repeats=repeats,
+    )
+    of = {"diff without replay": "two forwards"}
+    rows = [
+        {"way": way, "seconds": spent, "of the forwards": spent / seconds[of.get(way, "three forwards")]}
+        for way, spent in seconds.items()
+        if "forwards" not in way
+    ]
+    show(title, rows)
+    return [{"forwards": {way: seconds[way] for way in ("two forwards", "three forwards")}}, *rows]
+
+
+# Folders of weights
+
+
+def folder(path: Path, shards: int, size: int, *, changed: bool) -> None:
+    """Safetensors in bfloat16 with an index; in the changed folder one tensor of four differs."""
+    path.mkdir()
+    side = int((size / 4 / 2) ** 0.5)
+    index: dict[str, str] = {}
+    for k in range(shards):
+        name = f"model-{k + 1:05}-of-{shards:05}.safetensors"
+        tensors: dict[str, Tensor] = {}
+        for j in range(4):
+            random = torch.Generator().manual_seed(4 * k + j)
+            tensors[f"layers.{k}.{j}.weight"] = torch.randn(side, side, generator=random).bfloat16()
+        if changed:
+            random = torch.Generator().manual_seed(k)
+            tensors[f"layers.{k}.0.weight"] += 0.01 * torch.randn(side, side, generator=random).bfloat16()
+        save_file(tensors, path / name)
+        index |= dict.fromkeys(tensors, name)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+
+
+def weights(shards: int, size: int, repeats: int) -> list[dict[str, Any]]:
+    home = Path(tempfile.mkdtemp(dir=Path.home()))
+    try:
+        for name, changed in (("base", False), ("tuned", True)):
+            folder(home / name, shards, size, changed=changed)
+        sides = [home / "base", home / "tuned"]
+        files = [str(file) for side in sides for file in sorted(side.glob("*.safetensors"))]
+        found: list[tuple[float, int]] = []
+
+        def ours() -> None:
+            arguments = [sys.executable, "-c", CHILD, *map(str, sides), str(Path(__file__).parent)]
+            spent, most, tensors, same = json.loads(subprocess.run(arguments, stdout=-1, check=True).stdout)
+            assert (tensors, same) == (4 * shards, False)
+            found.append((spent, most))
+
+        def cat() -> None:
+            with open("/dev/null", "wb") as nowhere:
+                subprocess.run(["cat", *files], stdout=nowhere, check=True)
+
+        read = timed({"cat": cat, "ours": ours}, repeats=repeats)["cat"]
+    finally:
+        shutil.rmtree(home)
+    spent = statistics.median(seconds for seconds, _ in found[1:])
+    rows = [
+        {"way": "cat, both folders", "seconds": read, "of cat": 1.0, "peak MiB": None},
+        {"way": "diff", "seconds": spent, "of cat": spent / read, "peak MiB": max(most for _, most in found) / 1024},
+    ]
+    show(f"two folders of {shards} shards of {size / 2**20:.0f} MiB in bfloat16", rows)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--small", action="store_true", help="a quick look at less of everything; writes nothing")
+    asked = parser.parse_args()
+    few = 8 if asked.small else 1
+    found: dict[str, Any] = {"what": __doc__}
+    for depth, images in ((20, 1024), (56, 512)):
+        title = f"a ResNet-{depth}, {images // few} images of 32 x 32, all blocks"
+        found[title] = study(title, *resnet(depth, images // few), asked.repeats)
+    for kind in ("GPT-2", "Llama"):
+        title = (
+            f"a {kind} of {LAYERS} layers of {WIDTH}, {128 // few} x {TOKENS} tokens, {VOCABULARY} in the vocabulary"
+        )
+        found[title] = study(title, *decoder(kind, 128 // few), asked.repeats)
+    found["weights"] = weights(4, 2**28 // few, asked.repeats)
+    if not asked.small:
+        write("diff", found)
+
+
+if __name__ == "__main__":
+    main()
