@@ -86,7 +86,7 @@ class AnswerSums:
             if tuple(keep.shape) != (inputs, tokens):
                 raise ValueError(f"need a mask of {(inputs, tokens)} inputs and tokens, got {tuple(keep.shape)}")
             index = (keep.reshape(-1) != 0).nonzero()[:, 0].cpu()
-        self.inputs += len(torch.div(index, tokens, rounding_mode="floor").unique())
+        self.inputs += inputs if index is None else len(torch.div(index, tokens, rounding_mode="floor").unique())
         right = None
         if labels is not None:
             right = labels.cpu().long().reshape(inputs, -1)
