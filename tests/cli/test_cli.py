@@ -284,4 +284,4 @@ def test_what_was_meant_is_named(tmp_path: Path) -> None:
     found = run("dynamics", "bert", "bert", cwd=tmp_path)
     assert "bert is not a recorded run: it has no run.json; a checkpoint of transformers is hf:bert" in found.stderr
     found = run("compare", *MODELS, cwd=tmp_path)
-    assert "needs data: compare(model_a, model_b, data), or --data on the command line" in found.stderr
+    assert "needs data: compare(model_a, model_b, data); --data on the command line" in found.stderr

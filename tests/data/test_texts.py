@@ -88,7 +88,7 @@ def test_texts_and_labels_of_the_library(monkeypatch: pytest.MonkeyPatch) -> Non
     open_data("datasets:name(column='note')")
     assert asked[-1] == ("name", None, {"split": "test", "revision": None})
     with pytest.raises(
-        ValueError, match=r"'id' is no column of texts or images; it has id \(int64\), sentence \(text\)"
+        ValueError, match=r"'id' is not a column of texts or images; it has id \(int64\), sentence \(text\)"
     ):
         open_data("datasets:name(column='id')")
     with pytest.raises(ValueError, match=r"has no option split; it takes config and column"):

@@ -45,7 +45,7 @@ def test_labels_that_are_missing_or_wrong() -> None:
         sosie.compare_outputs(a, b, X, measures="error_overlap")
     with pytest.raises(ValueError, match=r"Sequential \(A\) and Sequential \(B\).* labels lie between .* and 3"):
         sosie.compare_outputs(a, b, [(X, LABELS + 1)])
-    with pytest.raises(ValueError, match="need a label for each input: 100 labels"):
+    with pytest.raises(ValueError, match="need a label per input: 100 labels"):
         sosie.compare_outputs(a, b, X.split(50), labels=LABELS[:100])
     with pytest.raises(ValueError, match="labels has 150, the data 100"):
         sosie.compare_outputs(a, b, X[:100], labels=LABELS)

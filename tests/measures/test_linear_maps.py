@@ -78,7 +78,7 @@ def test_chains_of_any_size(size: float) -> None:
 @pytest.mark.parametrize(
     ("x", "y", "words"),
     [
-        (torch.ones(5, 3), torch.rand(5, 3), "same for each of its 5 inputs"),
+        (torch.ones(5, 3), torch.rand(5, 3), "same for all 5 inputs"),
         (torch.zeros(5, 3), torch.rand(5, 3), "x is zero"),
         (torch.rand(5, 3), torch.rand(4, 3), "5 and 4 entries"),
         ([torch.rand(5, 3), torch.rand(4, 3)], torch.rand(5, 3), r"factors 1 and 2 do not fit together: \(5, 3\)"),

@@ -158,5 +158,5 @@ def test_a_repository_of_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch, 
         open_model("hf:org/bert@v2")
     with pytest.raises(FileNotFoundError, match=r"no file bert-base.*A model of the Hugging Face Hub is hf:org/name"):
         open_model("hf:bert-base")
-    with pytest.raises(ValueError, match=r"'bert' is no repository"):
+    with pytest.raises(ValueError, match=r"'bert' is not a repository"):
         open_model("hf:bert@v2")

@@ -268,7 +268,7 @@ def test_what_cannot_be_asked_is_said(fitted: Classifiers, model: nn.Module, tes
         fitted.evaluate(mlp(seed=1).double(), test)
     with pytest.raises(ValueError, match="by the rule 'flatten', not 'mean'"):
         fitted.evaluate(model, test, rows="mean")
-    with pytest.raises(ValueError, match="no classifier was fitted for 2"):
+    with pytest.raises(ValueError, match="no classifier for 2"):
         fitted.evaluate(model, test, sites=["1", "2"])
     with pytest.raises(ValueError, match=r"of another output, 'logits, beta 0.5' and not 'logits, beta 0.25'"):
         fitted.evaluate(model, test, beta=0.25)

@@ -267,9 +267,9 @@ def test_one_seed_does_not_make_different_data_alike() -> None:
 def test_unpaired_needs_one_size_and_no_common_rows(pair: tuple[Sketch, Sketch]) -> None:
     with pytest.raises(ValueError, match="same rows with one seed"):
         sosie.compare_unpaired(*pair)
-    with pytest.raises(ValueError, match="one size can be compared, got 32 and 16"):
+    with pytest.raises(ValueError, match="one size, got 32 and 16"):
         sosie.compare_unpaired(pair[0], made(1, size=16))
-    with pytest.raises(ValueError, match="one size can be compared, got 32 and one that kept every row"):
+    with pytest.raises(ValueError, match="one size, got 32 and one that kept every row"):
         sosie.compare_unpaired(pair[0], made(1, size=None))
     other = made(1, rows(90, 5))
     with pytest.raises(ValueError, match="debiased_cka: needs common rows"):

@@ -39,7 +39,7 @@ def test_a_stitch_comes_back_as_it_was(tmp_path: Path) -> None:
 def test_other_models_are_refused(saved: Path) -> None:
     with pytest.raises(ValueError, match="model B is not the model that was stitched"):
         sosie.Stitch.load(saved, cnn(0), cnn(2))
-    with pytest.raises(ValueError, match="model A is not the one"):
+    with pytest.raises(ValueError, match="model A is not the model"):
         sosie.Stitch.load(saved, cnn(1), cnn(1))
     with pytest.raises(ValueError, match=r"input of model A was not prepared"):
         sosie.Stitch.load(saved, cnn(0), cnn(1), prepare_a=lambda x: x)

@@ -85,7 +85,7 @@ def test_crops_and_mirror_images_are_parts_of_the_image() -> None:
 
 
 def test_a_sparsity_is_no_mask() -> None:
-    with pytest.raises(TypeError, match=r"masks=0\.5: give the masks"):
+    with pytest.raises(TypeError, match=r"masks=0\.5: give masks"):
         fit(
             nn.Linear(3, 2),
             torch.rand(4, 3),

@@ -18,7 +18,7 @@ from sosie.weights.maps import candidates
 def test_models_of_other_inputs() -> None:
     with pytest.raises(ValueError, match="Sequential \\(A\\) takes 20, Sequential \\(B\\) takes 21"):
         sosie.compare_weights(dense([20, 5]), dense([21, 5]))
-    with pytest.raises(ValueError, match="takes 20 numbers, which is not input_shape 3×8×8"):
+    with pytest.raises(ValueError, match="takes 20 numbers, not input_shape 3×8×8"):
         sosie.compare_weights(dense([20, 5]), dense([20, 5]), input_shape=(3, 8, 8))
     with pytest.raises(ValueError, match="does not take an input of 2×12×12 or 288; give input_shape"):
         sosie.compare_weights(conv(), conv(1), input_shape=(2, 12, 12))
@@ -106,7 +106,7 @@ def test_state_dicts_and_files_that_do_not_fit(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"measures": "linear_cka"}, "linear_cka: of layers.*use compare"),
-        ({"measures": []}, "no measures asked for"),
+        ({"measures": []}, "no measures given"),
         ({"probes": 10}, "probes must be a whole number of at least 256"),
         ({"null": "permutation"}, "'weights' or None"),
         ({"match": "rows"}, "match must be .*'rows'"),

@@ -67,8 +67,8 @@ def _swapped(arrays: Arrays) -> None:
 
 HOSTILE: dict[str, tuple[Callable[[Facts, Arrays], Any], str]] = {
     "not finite": (lambda f, a: _scaled(a, "vectors.cka", float("nan")), "NaN or infinite"),
-    "length": (lambda f, a: _scaled(a, "vectors.weights", 1.01), "length is off 1"),
-    "exact length": (lambda f, a: _scaled(a, "exact", 0.9), "length is off 1"),
+    "length": (lambda f, a: _scaled(a, "vectors.weights", 1.01), "length differs from 1"),
+    "exact length": (lambda f, a: _scaled(a, "exact", 0.9), "length differs from 1"),
     "not its own": (lambda f, a: _swapped(a), "not those of the whole ones"),
     "shape": (lambda f, a: _set(a, "vectors.cka", a["vectors.cka"][:, :50].copy()), "has shape"),
     "float64": (lambda f, a: _set(a, "exact", a["exact"].astype(np.float64)), "not float32"),
