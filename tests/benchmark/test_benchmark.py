@@ -251,9 +251,9 @@ def test_killed_in_the_middle_it_goes_on(tmp_path: Path, tiny: tuple[Leaderboard
 
 
 def test_a_folder_holds_one_benchmark(tiny: tuple[Leaderboard, Path]) -> None:
-    with pytest.raises(ValueError, match="seed differ"):
+    with pytest.raises(ValueError, match="seed"):
         run_benchmark("linear_cka", scale=TINY, folder=tiny[1], seed=1)
-    with pytest.raises(ValueError, match="scale differ"):
+    with pytest.raises(ValueError, match="scale"):
         run_benchmark("linear_cka", scale=replace(TINY, test=30), folder=tiny[1])
 
 

@@ -64,4 +64,4 @@ def test_they_are_told_in_a_line() -> None:
     worst = max(max(each) for each in joint.errors.values())
     assert repr(joint) == f"<JointAtoms of 2 models: 4 layers of up to 6 atoms, errors up to {worst:.2g}>"
     error = max(one.errors.values())
-    assert repr(one) == f"<Decomposed Sequential: 4 layers of up to 6 atoms, errors up to {error:.2g}, 1 left alone>"
+    assert repr(one) == f"<Decomposition Sequential: 4 layers of up to 6 atoms, errors up to {error:.2g}, 1 left alone>"

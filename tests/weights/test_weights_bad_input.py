@@ -31,7 +31,7 @@ def test_images_and_their_entries_in_a_row_are_one_input() -> None:
 
 def test_what_cannot_be_linearised_is_named() -> None:
     model = nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.Linear(4, 2))
-    with pytest.raises(ValueError, match=r"Sequential \(A\): site '2' is not a linear map .* '1' \(LayerNorm\)"):
+    with pytest.raises(ValueError, match=r"Sequential \(A\): site '2' is not linear in the input.* '1' \(LayerNorm\)"):
         sosie.compare_weights(model, dense([6, 2]), measures="wcka")
     assert sosie.compare_weights(model, dense([6, 2]), sites_a="0").sites_a == ["0"]
 

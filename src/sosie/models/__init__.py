@@ -2,7 +2,7 @@
 
 from .atoms import (
     AtomConv2d,
-    Decomposed,
+    Decomposition,
     atom_layers,
     decompose,
     freeze,

@@ -138,7 +138,7 @@ def _options(layer: _ConvNd) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class Decomposed:
+class Decomposition:
     """A model in atom form, with the error of each layer."""
 
     model: nn.Module
@@ -148,12 +148,12 @@ class Decomposed:
 
     def __repr__(self) -> str:
         return (
-            f"<Decomposed {type(self.model).__name__}: {len(self.atoms)} layers of up to {max(self.atoms.values())} "
+            f"<Decomposition {type(self.model).__name__}: {len(self.atoms)} layers of up to {max(self.atoms.values())} "
             f"atoms, errors up to {max(self.errors.values()):.2g}, {len(self.left)} left alone>"
         )
 
 
-def decompose(model: nn.Module, atoms: int) -> Decomposed:
+def decompose(model: nn.Module, atoms: int) -> Decomposition:
     """Return the closest copy of the model whose convolutions consist of at most `atoms` atoms each.
 
     Each weight is decomposed as a matrix (kernels, height × width) by its singular values: the coefficients have
@@ -188,7 +188,7 @@ def decompose(model: nn.Module, atoms: int) -> Decomposed:
     if not counts:
         reasons = "; ".join(f"{name or 'the model'} {why}" for name, why in left.items())
         raise ValueError(f"nothing to decompose: {reasons or 'the model has no convolution'}")
-    return Decomposed(result, counts, errors, left)
+    return Decomposition(result, counts, errors, left)
 
 
 def recompose(model: nn.Module) -> nn.Module:

@@ -2,12 +2,12 @@
 
 from .atoms import JointAtoms, decompose_together
 from .comparing import compare_weights
-from .matching import Matched, match_weights
+from .matching import Matching, match_weights
 from .tensors import task_vector, tensor_sites, tensor_values
 
 __all__ = [
     "JointAtoms",
-    "Matched",
+    "Matching",
     "compare_weights",
     "decompose_together",
     "match_weights",

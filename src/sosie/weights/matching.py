@@ -29,7 +29,7 @@ Orders: TypeAlias = Mapping[Axis, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Matched:
+class Matching:
     """Model B with its neurons in the order of A's."""
 
     model_b: nn.Module  # a copy of B that computes what B computes
@@ -64,7 +64,7 @@ def match_weights(
     starts: int = 3,
     input_shape: Sequence[int] | None = None,
     example: Tensor | None = None,
-) -> Matched:
+) -> Matching:
     """Reorder B's neurons so that its parameters are as close to A's as coordinate descent brings them.
 
     The sum of squared differences over all parameters is reduced one group of axes at a time, with the others fixed
@@ -101,7 +101,7 @@ def match_weights(
     share, limit, blind = function_change(plain_b, model, example)
     if share > limit:
         raise ValueError(f"matching changed what the model computes, by {share:.1e} of its range")
-    return Matched(
+    return Matching(
         model,
         {name: orders.get(axis, torch.arange(axis.size)) for name, axis in axes.groups.items()},
         (problem.cosine({}), *history),
