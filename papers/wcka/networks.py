@@ -28,7 +28,7 @@ from sosie.benchmark.population import (
     open_benchmark_images,
     perceptron,
 )
-from sosie.benchmark.trials import Ground, Probes
+from sosie.benchmark.trials import CalibrationNetworks, Ground
 from sosie.data import open_images
 from sosie.train import Recipe, accuracy, fit
 
@@ -174,8 +174,8 @@ class Study:
         return found
 
     @cached_property
-    def probes(self) -> Probes:
-        return Probes(self.scale, self.images, self.population, seed=self.settings.seed)
+    def probes(self) -> CalibrationNetworks:
+        return CalibrationNetworks(self.scale, self.images, self.population, seed=self.settings.seed)
 
 
 @lru_cache

@@ -29,7 +29,16 @@ import sosie
 from sosie.benchmark import SCALES, Scale
 from sosie.benchmark.candidates import Candidate, CandidateValues, open_candidates
 from sosie.benchmark.population import ALL, ATTACKED, CLEAN, CORRUPTED, GROUPS, PAIR_KINDS, Images, probing_images
-from sosie.benchmark.trials import COEFFICIENTS, MANIPULATIONS, Bench, Probes, auc, difference, ground, manipulate
+from sosie.benchmark.trials import (
+    COEFFICIENTS,
+    MANIPULATIONS,
+    Bench,
+    CalibrationNetworks,
+    auc,
+    difference,
+    ground,
+    manipulate,
+)
 from sosie.data import CORRUPTIONS
 from sosie.measures import find
 from sosie.weights import match_weights
@@ -220,14 +229,14 @@ MIXED = "mixed"  # clean and corrupted images together, as the text of section 3
 
 
 @lru_cache
-def probes_of(settings: Settings, kind: str) -> Probes:
+def probes_of(settings: Settings, kind: str) -> CalibrationNetworks:
     """Of a kind of images; the networks are the same."""
     at = study(settings, SCRATCH)
     if kind != MIXED:
         return at.probes
     kinds = {k: probing_images(k, at.images, settings.seed) for k in (CLEAN, *at.scale.corruptions)}
     images = replace(at.images, test=mixed(kinds, settings.seed))
-    return Probes(at.scale, images, at.population, seed=settings.seed)
+    return CalibrationNetworks(at.scale, images, at.population, seed=settings.seed)
 
 
 def probe(settings: Settings, name: str, kind: str, number: int, paired_rows: int | None = None) -> dict[str, Any]:
@@ -329,7 +338,7 @@ def times(settings: Settings, numbers: list[int]) -> dict[str, list[list[float]]
     found: dict[str, list[list[float]]] = {}
     for name in (OWN, *RIVALS, "debiased_cka"):
         measure = candidate(name, at.scale, at.images)
-        probes = Probes(replace(at.scale, budget=60.0), at.images, at.population, seed=settings.seed)
+        probes = CalibrationNetworks(replace(at.scale, budget=60.0), at.images, at.population, seed=settings.seed)
         own = [n for n in numbers if reads_weights(name) or n <= (measure.rows or n)]
         probes.seconds(measure, own[0])  # what is loaded at first use is no cost of the measure
         found[name] = [[n, probes.seconds(measure, n)] for n in own]

@@ -80,7 +80,7 @@ def test_what_cannot_be_is_told(run: Path, tmp_path: Path) -> None:
         ([run, "small_cnn"], "is a recorded run and small_cnn is not"),
         ([run, run, run], "one run, or two"),
         ([tmp_path], "has no run.json"),
-        ([run, "--data", "demo"], "data= was settled"),
+        ([run, "--data", "demo"], "data= was decided"),
         ([run, "--steps", "0"], "recorded run with its own steps"),
         (["small_cnn", "small_cnn", "--steps", "0,1,2"], "got 3 for 2"),
         (["small_cnn", "small_cnn", "--steps", "5,5"], "steps must increase"),

@@ -327,7 +327,7 @@ def test_compiled_code_is_run() -> None:
         d = sosie.diff(a, b, X)
         assert (d.same, d.first) == (False, "output")
         assert not any(site.beyond for site in d.sites[:-1])
-    assert "the compiled code of B makes it" in sosie.diff(A, compiled, X).verdict
+    assert "the compiled code of OptimizedModule makes it" in sosie.diff(A, compiled, X).verdict
     torch.compiler.reset()
     # What it was compiled from is wrong: that is named.
     assert first(torch.compile(edited(A, transposed), backend="eager")) == "block2.conv"

@@ -127,7 +127,7 @@ def test_a_recorded_run_gives_the_same_to_ten_digits(tmp_path: Path) -> None:
                 assert found.matrix()[s, i, j] == pytest.approx(expected, abs=1e-10)
     again = sosie.dynamics(models, data=IMAGES, sites=["relu2", "fc"])
     np.testing.assert_array_equal(again.matrix(), found.matrix())
-    with pytest.raises(ValueError, match=r"data= was settled"):
+    with pytest.raises(ValueError, match=r"data= was decided"):
         sosie.dynamics(tmp_path / "r", data=IMAGES)
 
 
@@ -254,7 +254,7 @@ def test_no_sites_and_data_for_a_recorded_run(tmp_path: Path) -> None:
     turning(tmp_path / "r")
     with pytest.raises(ValueError, match="an empty list of sites"):
         sosie.dynamics(tmp_path / "r", sites=[])
-    with pytest.raises(ValueError, match="data= was settled"):
+    with pytest.raises(ValueError, match="data= was decided"):
         sosie.dynamics(tmp_path / "r", data=np.zeros((4, 1, 28, 28), dtype=np.float32))
 
 

@@ -274,7 +274,7 @@ def test_what_cannot_be_asked_is_said(fitted: Classifiers, model: nn.Module, tes
         fitted.evaluate(model, test, beta=0.25)
     with pytest.raises(ValueError, match="have no labels"):
         fitted.evaluate(model, [x for x, _ in test])
-    with pytest.raises(ValueError, match="the 3 of the sketch do not include: 5"):
+    with pytest.raises(ValueError, match="classes that are not in the sketch: 5"):
         fitted.evaluate(model, [(x, torch.full_like(y, 5)) for x, y in test])
 
 

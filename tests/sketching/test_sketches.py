@@ -235,13 +235,13 @@ def test_overlaps_and_strangers_are_not_merged() -> None:
     with pytest.raises(ValueError, match="overlap"):
         one.merge(one)
     for other, word in (
-        (sketch_of({"a": (F, G)}, 8, start=40), "size is 16 and 8"),
-        (sketch_of({"a": (F, G)}, seed=1, start=40), "seed is 0 and 1"),
-        (sketch_of({"a": (F, G)}, stack=2, start=40), "stack is 1 and 2"),
-        (sketch_of({"b": (F, G)}, start=40), "sites is .*'a'.* and .*'b'"),
-        (sketch_of({"a": (F, G), "b": (F, G)}, start=40), "sites is .*'a'.* and .*'a', 'b'"),
-        (sketch_of({"a": (F[:, :4], G[:, :4])}, start=40), "site a is .*'width': 6.* and .*'width': 4"),
-        (sketch_of({"a": (F, G)}, parts=("features",), start=40), "site a is .*'gradients': .* and "),
+        (sketch_of({"a": (F, G)}, 8, start=40), "size: 16 and 8"),
+        (sketch_of({"a": (F, G)}, seed=1, start=40), "seed: 0 and 1"),
+        (sketch_of({"a": (F, G)}, stack=2, start=40), "stack: 1 and 2"),
+        (sketch_of({"b": (F, G)}, start=40), "sites: .*'a'.* and .*'b'"),
+        (sketch_of({"a": (F, G), "b": (F, G)}, start=40), "sites: .*'a'.* and .*'a', 'b'"),
+        (sketch_of({"a": (F[:, :4], G[:, :4])}, start=40), "site a: .*'width': 6.* and .*'width': 4"),
+        (sketch_of({"a": (F, G)}, parts=("features",), start=40), "site a: .*'gradients': .* and "),
     ):
         with pytest.raises(ValueError, match=word):
             one.merge(other)

@@ -83,8 +83,8 @@ def test_clipping_counts_what_masks_leave() -> None:
     for name, parameter in twin.named_parameters():
         moved = before[name] - model.state_dict()[name]
         assert torch.allclose(moved, 0.1 * parameter.grad * 0.5 / length, rtol=1e-4, atol=1e-6), name
-    assert not training.stepper._optimizer_step_pre_hooks  # hooks are borrowed
-    assert not training.stepper._optimizer_step_post_hooks
+    assert not training.optimiser._optimizer_step_pre_hooks  # hooks are borrowed
+    assert not training.optimiser._optimizer_step_post_hooks
 
 
 def test_an_epochs_draws_are_a_function_of_the_seed_and_the_epoch() -> None:

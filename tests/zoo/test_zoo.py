@@ -135,7 +135,7 @@ def test_a_name_is_taken_once(tmp_path: Path) -> None:
     [
         ("../a", "separators"), ("a/b", "separators"), ("a\\b", "separators"), ("..", "folder"), (".", "folder"),
         ("", "got ''"), ("a\0b", "x00"), ("a\nb", "printable"), ("\x1b[31m", "x1b"), ("\u202eabc", "u202e"),
-        ("\ud800", "ud800"), ("a" * 201, "1 to 200 letters"), (" a", "space"), (7, "text"),
+        ("\ud800", "ud800"), ("a" * 201, "1 to 200 letters"), (" a", "padded"), (7, "text"),
     ],
 )  # fmt: skip
 def test_names_that_are_refused(name: str, said: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..capture.sites import ANSWERS, at_path, path_to_tensor
-from ..engine.uncertainty import CONFIDENCE, FEWEST_GROUPS, by_jackknife, of_share, student
+from ..engine.uncertainty import CONFIDENCE, FEWEST_GROUPS, by_jackknife, of_clustered_share
 from ..results.diff import OutputDiff, Place
 from ..stats import IGNORED
 from ..stats.grams import GROUPS, by_group, over_groups
@@ -213,18 +213,12 @@ class AnswerSums:
         return OutputDiff(measure, max(value, 0.0), at=place, meaning=meaning)
 
     def _agreement(self) -> OutputDiff:
-        """The share of predictions with the same first choice, with an exact interval for what they are worth.
-
-        Where none differs, or all do, that is the inputs: the tokens of one may all go together.
-        """
+        """The share of predictions with the same first choice, with an exact interval for what they are worth."""
         equal, n = self.sums["equal"], self.sums["n"]
-        value, worth, groups = float(equal.sum() / n.sum()), float(self.inputs), n > 0
-        if 0 < value < 1 and self.n > self.inputs and int(groups.sum()) >= FEWEST_GROUPS:
-            error = by_jackknife((over_groups(equal, True) / over_groups(n, True))[groups].numpy())
-            ratio = student(math.inf, CONFIDENCE) / student(error.freedom, CONFIDENCE) / error.size
-            worth = min(self.n, value * (1 - value) * float(ratio) ** 2)
-        meaning = "share of predictions with the same first choice"
-        return OutputDiff("agreement", value, *of_share(value, worth), meaning=meaning)
+        value = float(equal.sum() / n.sum())
+        without = (over_groups(equal, True) / over_groups(n, True))[n > 0].numpy()
+        interval = of_clustered_share(value, self.n, self.inputs, without)
+        return OutputDiff("agreement", value, *interval, meaning="share of predictions with the same first choice")
 
     def _mean(
         self,

@@ -33,7 +33,7 @@ from ..capture.batches import (
 from ..capture.restore import as_found, kept_attributes, restored_after_errors
 from ..capture.rows import Masks, Rule, gives_several_rows, needs_axes, rows_per_input, rule_name, to_rows
 from ..capture.saved import ActivationFile, open_activations
-from ..capture.sites import NoRows, Site, Watch, answer_in, select, watch
+from ..capture.sites import NoRows, SilentSite, Site, Watch, answer_in, select, watch
 from ..checks import listed
 from ..files import OtherFile
 from ..models import NamedModel, open_model, weights_of, with_name
@@ -250,7 +250,12 @@ class Network:
 
         start, stop = tried_of(batch)
         with kept_random_state(), kept_attributes(self.model):
-            looks = self.read(Chunk(cut(batch, start, stop), start, stop - start), first_rows)
+            try:
+                looks = self.read(Chunk(cut(batch, start, stop), start, stop - start), first_rows)
+            except SilentSite as error:
+                if isinstance(self.model, AsExported):
+                    raise SilentSite(f"{error}. Or give the ExportedProgram itself, whose layers have names") from error
+                raise
         labels = [site.label for site in self._watched().sites]
         self._mixing.usual = {label: rows for label, (_, rows, _) in zip(labels, looks, strict=True)}
         largest = torch.stack([most.to(looks[0][2].device) for _, _, most in looks])  # one read from the device

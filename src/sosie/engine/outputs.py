@@ -42,7 +42,7 @@ from .one_shot import as_outputs
 from .plan import find_measures
 from .provenance import digest_of, provenance
 from .stream import Stream
-from .uncertainty import FEWEST_GROUPS, around, by_jackknife, of_share
+from .uncertainty import FEWEST_GROUPS, around, by_jackknife, of_clustered_share, of_share
 
 SAVED_CHUNK = 8192  # saved outputs that are read at a time
 CAUSAL = ("CausalLM", "LMHeadModel", "DoubleHeadsModel")  # in the names of classes whose logits are of the next token
@@ -594,19 +594,23 @@ def _interval(measure: Measure, sums: OutputSums, value: np.ndarray) -> Interval
     """
     if np.isnan(value).any():
         return None, None
-    if measure.share:
-        low, high = of_share(value.item(), sums.n)
-        return np.array([[low]]), np.array([[high]])
-    if int(sums.groups.sum()) < FEWEST_GROUPS:
-        return None, None
+    if measure.share and sums.inputs == sums.n:
+        return _as_cell(of_share(value.item(), sums.n))
     try:
         with torch.no_grad():
-            without = measure.from_outputs(sums, jackknife=True)[sums.groups]
+            without = measure.from_outputs(sums, jackknife=True)[sums.groups].detach().cpu().numpy()
     except ValueError:
         return None, None
-    if not bool((without != without[0]).any()):
+    if measure.share:
+        return _as_cell(of_clustered_share(value.item(), sums.n, sums.inputs, without))
+    if len(without) < FEWEST_GROUPS or not (without != without[0]).any():
         return None, None
-    return around(measure, value, by_jackknife(without[:, None, None].detach().cpu().numpy()))
+    return around(measure, value, by_jackknife(without[:, None, None]))
+
+
+def _as_cell(interval: tuple[float, float]) -> Interval:
+    low, high = (np.array([[end]]) for end in interval)
+    return low, high
 
 
 def _ties(measure: Measure, sums: OutputSums) -> Iterator[Caveat]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -269,6 +270,20 @@ def of_share(share: float, n: float) -> tuple[float, float]:
     low = 0.0 if share == 0 else float(betaincinv(some, n - some + 1, tail))
     high = 1.0 if share == 1 else float(betaincinv(some + 1, n - some, 1 - tail))
     return low, high
+
+
+def of_clustered_share(share: float, n: int, clusters: int, without: Array) -> tuple[float, float]:
+    """The exact interval for what n predictions in clusters, such as the tokens of inputs, are worth.
+
+    `without`: (G,) the share without each group of clusters. Where all predictions count, or none, the interval is that
+    of as many predictions as there are clusters: those of a cluster may all go together.
+    """
+    worth = float(clusters)
+    if 0 < share < 1 and n > clusters and len(without) >= FEWEST_GROUPS:
+        error = by_jackknife(without)
+        ratio = student(math.inf, CONFIDENCE) / student(error.freedom, CONFIDENCE) / error.size
+        worth = min(n, share * (1 - share) * float(ratio) ** 2)
+    return of_share(share, worth)
 
 
 def around(measure: Measure, value: Array, error: Error, shrink: float = 1.0) -> tuple[Array, Array]:

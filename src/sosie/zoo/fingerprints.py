@@ -436,14 +436,18 @@ def _brought_over(vectors: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor
 
 
 def _gram(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the Gram matrix, centred enough that products of few digits do not lose the spread, and ‖first row‖².
+    """Return the Gram matrix, centred enough that products of few digits do not lose the spread, and ‖first row‖²."""
+    return _gram_on_gpu(rows) if rows.is_cuda else _gram_on_cpu(rows)
 
-    A CPU centres one strip of columns at a time while it is in the cache. A GPU subtracts the first row, which needs
-    neither the other rows nor a wait; U-centring removes the rest of the mean.
-    """
-    if not rows.is_cuda:
-        rows = with_room(rows, "the activations")
-        return live_gram(rows), widened(rows[0]).square().sum()
+
+def _gram_on_cpu(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """One strip of columns is centred at a time, while it is in the cache."""
+    rows = with_room(rows, "the activations")
+    return live_gram(rows), widened(rows[0]).square().sum()
+
+
+def _gram_on_gpu(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The first row is subtracted, which needs neither the other rows nor a wait; U-centring removes the rest."""
     if gram_cuda.suits(rows[None], "first"):
         grams, lengths = gram_cuda.gram_blocks(rows[None], about="first", tf32=True)
         return grams[0], lengths[0]
