@@ -204,7 +204,8 @@ def _of_weights(chosen: Measure, x: Any, y: Any) -> float:
 def _atoms(chosen: Measure, a: Tensor, b: Tensor) -> Atoms:
     for label, side in (("x", a), ("y", b)):
         if side.ndim not in (2, 3) or not side.numel():
-            raise ValueError(f"{label}: atoms are (number, height, width) or (number, entries), got {tuple(side.shape)}")
+            shape = tuple(side.shape)
+            raise ValueError(f"{label}: atoms are (number, height, width) or (number, entries), got {shape}")
     if a.shape != b.shape:
         raise ValueError(f"{chosen.name} needs equally many atoms of one size, got {tuple(a.shape)}, {tuple(b.shape)}")
     return Atoms(a.flatten(1)[None], b.to(a.device).flatten(1)[None])
