@@ -29,7 +29,7 @@ from ..engine.network import Network
 from ..engine.plan import MEMORY, Request, make_plan, parse_size
 from ..engine.provenance import describe_model, provenance
 from ..linalg import all_by_torch
-from ..measures import Measure, find
+from ..measures import Measure, find_all
 from ..models import atom_layers, open_model, recompose
 from ..process_state import kept_random_state, products
 from ..progress import Progress
@@ -79,11 +79,7 @@ def cost(
         for model in (model_a, model_a if model_b is None else model_b)
     )
     common = _common_layers(a.model, b.model)
-    if measures is None:
-        measures = DEFAULT if common else DEFAULT[1:]
-    chosen = [find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures)]
-    if not chosen:
-        raise ValueError("name at least one measure; `sosie measures` lists them")
+    chosen = find_all((DEFAULT if common else DEFAULT[1:]) if measures is None else measures)
     for measure in chosen:
         if measure.reads_outputs:
             raise ValueError(f"{measure.name} reads answers: it costs the forward passes, which every row lists")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..linalg import side_by_side
-from ..measures import Measure, snap_to_bounds
+from ..measures import Measure, as_array, snap_to_bounds
 from ..progress import Progress, track
 from ..results import Array, Chance, Estimate, Interval, Side
 from ..stats import Statistic
@@ -31,7 +31,6 @@ from .uncertainty import (
     TIE_IN_FLOAT32,
     Error,
     around,
-    as_array,
     by_blocks,
     by_formula,
     by_halves,

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from ..linalg import u_centred
-from ..measures import debiased_cka
+from ..measures import as_array, debiased_cka
 from ..results import Side
 from ..stats import DebiasedAlignment, Fold, Grams, RowSampler, Sample, on_device
-from .uncertainty import FEWEST_GROUPS, Error, as_array, block_deviation, by_jackknife, student
+from .uncertainty import FEWEST_GROUPS, Error, block_deviation, by_jackknife, student
 
 ROWS = 384  # of the whole data, that are kept
 COLUMNS = 384  # of each of two projections of wider rows

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from ..checks import one_of, whole_number
-from ..measures import Measure, find
+from ..measures import Measure, find_all
 from ..stats import BLOCK, NO_NEURONS, ROWS, Covariances, Grams, Moments, Neurons, UncentredAlignment
 
 StatisticKind = Literal["moments", "grams", "sample"]
@@ -32,9 +32,7 @@ _ELSEWHERE = {
 
 def find_measures(measures: str | Measure | Sequence[str | Measure], *, of: str) -> tuple[Measure, ...]:
     """The measures by name; all must read `of` ("layers", "outputs" or "weights"), else the error says what to use."""
-    chosen = tuple(find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures))
-    if not chosen:
-        raise ValueError("no measures given; `sosie measures` lists them")
+    chosen = tuple(find_all(measures))
     for reads in _ELSEWHERE:
         if reads != of and (names := [measure.name for measure in chosen if _reads(measure) == reads]):
             raise ValueError(f"{', '.join(names)}: {_ELSEWHERE[reads]}")

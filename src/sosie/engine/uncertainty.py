@@ -10,15 +10,11 @@ import torch
 from torch import Tensor
 
 from ..linalg import Invariants, permuted_moments
-from ..measures import Measure
+from ..measures import Measure, as_array
 from ..results import LEVEL, Chance, Interval
 from ..stats import Alignment, DebiasedAlignment, Grams, Moments, Sample, Statistic
 
 Array = np.ndarray
-
-
-def as_array(value: Tensor) -> Array:
-    return value.detach().cpu().double().numpy()
 
 
 # Chance: values under shuffled pairing, in closed form where one is known, by draws on request

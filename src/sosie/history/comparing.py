@@ -23,7 +23,7 @@ from ..engine.plan import parse_size
 from ..engine.provenance import provenance
 from ..files import DamagedFile
 from ..linalg import u_centred
-from ..measures import Measure, find, snap_to_bounds
+from ..measures import Measure, find, find_all, snap_to_bounds
 from ..models import NamedModel, open_model, read_weights, weights_of, with_name
 from ..models.weights import masked_weights
 from ..process_state import products
@@ -70,11 +70,7 @@ def dynamics(
     measures read atoms. Their states are kept in a temporary folder, or in `folder`, which then is a recorded run.
     `sites`: names and globs. `memory`: the budget for states in memory ("2GiB").
     """
-    chosen: list[Measure] | None = None
-    if measures is not None:
-        chosen = [find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures)]
-        if not chosen:
-            raise ValueError("no measures given; `sosie measures` lists them")
+    chosen = None if measures is None else find_all(measures)
     if other is not None and folder is not None:
         raise ValueError("folder= stores the checkpoints of one run: leave it out for two")
     if isinstance(run, Mapping) and run and all(isinstance(key, str) for key in run) and not _is_state(run):

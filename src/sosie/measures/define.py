@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -242,6 +243,14 @@ def find(measure: str | Measure) -> Measure:
     return MEASURES[name].using(**options) if options else MEASURES[name]
 
 
+def find_all(measures: str | Measure | Iterable[str | Measure]) -> list[Measure]:
+    """The measures of these names, or of a single one."""
+    found = [find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures)]
+    if not found:
+        raise ValueError("no measures given; `sosie measures` lists them")
+    return found
+
+
 def snap_to_bounds(value: Tensor, measure: Measure, digits: torch.dtype = torch.float64) -> Tensor:
     """The value, set to a bound if it exceeds it by rounding alone; larger excesses stay visible."""
     slack = 1e-12 if digits == torch.float64 else 1e-6
@@ -251,3 +260,8 @@ def snap_to_bounds(value: Tensor, measure: Measure, digits: torch.dtype = torch.
     if high is not None:
         value = torch.where((value > high) & (value <= high + slack), torch.full_like(value, high), value)
     return value
+
+
+def as_array(value: Tensor) -> np.ndarray:
+    """The value as results hold it: in float64, on the CPU."""
+    return value.detach().cpu().double().numpy()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,13 +27,12 @@ from ..capture.sites import Site, SiteError, select
 from ..checks import listed
 from ..engine import caveats
 from ..engine.network import Network
-from ..engine.uncertainty import FEWEST_GROUPS, Chance, around, as_array, by_jackknife, judged
+from ..engine.uncertainty import FEWEST_GROUPS, around, by_jackknife, judged
 from ..linalg import VANISHED, Invariants, centred, chain_products, double_centred, permuted_moments, unit
-from ..measures import Measure, snap_to_bounds
+from ..measures import Measure, as_array, snap_to_bounds
 from ..progress import Progress, track
-from ..results import Array, Caveat, Comparison, Estimate, Side
+from ..results import Array, Caveat, Chance, Comparison, Estimate, Side
 from ..stats import UncentredLinearMaps
-from .matching import check_finite
 
 CHUNK = 128  # inputs of one forward pass
 FEWEST_ENTRIES = 4  # of an input, for the formula of the chance level
@@ -184,6 +183,16 @@ def check_weights(network: Network) -> None:
         if value.is_complex():
             raise ValueError(f"{name}: {key} is complex ({value.dtype}), which is not supported")
         check_finite({key: value}, name)
+
+
+def check_finite(tensors: Mapping[str, Tensor], label: str) -> None:
+    """Raise if a tensor holds NaN or infinity; the error names it."""
+    for name, tensor in tensors.items():
+        # A sum is finite only if all its terms are, and takes a fraction of the time.
+        if not tensor.is_floating_point() or bool(torch.isfinite(tensor.detach().sum())):
+            continue
+        if bad := int((~torch.isfinite(tensor)).sum()):
+            raise ValueError(f"{name} of {label} has {bad} of {tensor.numel()} values that are NaN or infinite")
 
 
 def look(network: Network, input_shape: Sequence[int] | None) -> LinearNetwork:

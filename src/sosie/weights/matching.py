@@ -17,6 +17,7 @@ from ..checks import listed, whole_number
 from ..linalg import best_assignment
 from ..models.specification import seeded
 from .axes import Axis, WeightAxes, leaves, named_weights, order_of, places_of, weight_axes
+from .maps import check_finite
 
 SWEEPS = 200  # far more than any descent took
 GAIN = 1e-10  # relative to the size of all weights: less is rounding, and could loop forever
@@ -302,13 +303,3 @@ def check_same_tensors(a: Mapping[str, Tensor], b: Mapping[str, Tensor], names: 
     faults += [listed(differ, 3)] if differ else []
     if faults:
         raise ValueError(f"{names[0]} and {names[1]} differ in architecture: {'; '.join(faults)}")
-
-
-def check_finite(tensors: Mapping[str, Tensor], label: str) -> None:
-    """Raise if a tensor holds NaN or infinity; the error names it."""
-    for name, tensor in tensors.items():
-        # A sum is finite only if all its terms are, and takes a fraction of the time.
-        if not tensor.is_floating_point() or bool(torch.isfinite(tensor.detach().sum())):
-            continue
-        if bad := int((~torch.isfinite(tensor)).sum()):
-            raise ValueError(f"{name} of {label} has {bad} of {tensor.numel()} values that are NaN or infinite")

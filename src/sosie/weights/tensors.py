@@ -16,7 +16,8 @@ from ..checks import one_of
 from ..measures import MEASURES, Measure, find, snap_to_bounds
 from ..results import WHOLE, Caveat, Estimate, Side
 from ..stats import TensorPair
-from .matching import check_finite, check_same_tensors, match_weights
+from .maps import check_finite
+from .matching import check_same_tensors, match_weights
 
 ALL = WHOLE  # the site that stands for every parameter of a model, as one vector
 OUTPUT = "output"  # a site of wcka: the whole network, which is not a single tensor
