@@ -150,7 +150,7 @@ def _ranks(measure: Measure, scatters: Sequence[Scatter]) -> list[int]:
 
 
 def of_order(
-    statistic: Statistic, samples: tuple[Sample | None, Sample | None] | None, side_a: Side, side_b: Side
+    statistic: Statistic, samples: tuple[Sample | None, Sample | None], side_a: Side, side_b: Side
 ) -> Iterator[Caveat]:
     """Rows that are more alike within blocks than across blocks, or less: sorted by class, views side by side."""
     if not isinstance(statistic, Grams) or statistic.blocks < 2:

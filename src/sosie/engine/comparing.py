@@ -426,7 +426,7 @@ class Pass:
         """Continue from the statistics that the first pair has from a file."""
         pair = self.partials[0, 1]
         if pair.inputs:
-            samples = dict(zip(self.twins, pair.order_samples or (None, None), strict=True))
+            samples = dict(zip(self.twins, pair.order_samples, strict=True))
             for k, order in self._order.items():
                 order.add(samples[k])
 

@@ -53,12 +53,12 @@ def evaluate(
     side_a: Side,
     side_b: Side,
     *,
-    sample: Sample | None = None,
-    draws: int = 0,
-    seed: int = 0,
-    interval: bool = False,
-    independent: bool = True,
-    order_samples: tuple[Sample | None, Sample | None] | None = None,
+    sample: Sample | None,
+    draws: int,
+    seed: int,
+    interval: bool,
+    independent: bool,
+    order_samples: tuple[Sample | None, Sample | None],
 ) -> dict[str, Estimate]:
     """The estimates of measures that read one statistic, (sites of A, sites of B) each.
 
@@ -222,14 +222,14 @@ def constant_sites(spread: Tensor, side: Side, slack: float = 1) -> np.ndarray:
 def by_draws(
     measures: Sequence[Measure],
     statistic: Statistic,
-    sample: Sample | None,
+    rows: Sample | None,
     widths: Widths,
     defined: tuple[Array, Array],
     *,
     draws: int,
     seed: int,
 ) -> dict[str, Chance]:
-    """Chance for each measure that depends on the pairing, from shuffles within blocks or of sampled rows."""
+    """Chance for each measure that depends on the pairing, from shuffles within blocks, or of sampled `rows`."""
     measures = [m for m in measures if m.paired]
     if isinstance(statistic, Grams):
         return {
@@ -241,7 +241,6 @@ def by_draws(
             )
             for measure in measures
         }
-    rows = sample if sample is not None else statistic if isinstance(statistic, Sample) else None
     if rows is None:
         return {}
     fewer = rows.n if rows.n < statistic.n else None

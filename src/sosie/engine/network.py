@@ -41,7 +41,7 @@ from ..process_state import kept_random_state
 from ..results import Side
 from ..stats import is_statistics as is_statistics_file
 from .mixing import TRIED, MixingTest, by_input, tried_of
-from .provenance import Digest, describe_inputs, describe_model, digest_of
+from .provenance import Digest, describe_model, digest_of
 
 Sink = Callable[[str, Tensor], Any]
 RowSample = dict[str, list[list[float]]]  # by site, for each of the first few inputs: its size, and a weighted sum
@@ -106,7 +106,8 @@ class Network:
         return id(self.model), repr(sites), id(self.prepare), self.rows
 
     def describe(self) -> str:
-        return describe_model(self.model, self.name, self.weights, describe_inputs(self.prepare), self.known_as)
+        inputs = "inputs as given" if self.prepare is None else f"inputs prepared by {self.prepare!r}"
+        return describe_model(self.model, self.name, self.weights, inputs, self.known_as)
 
     @property
     def rule(self) -> str:

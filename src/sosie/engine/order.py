@@ -123,7 +123,7 @@ class OrderGap:
 
 
 def largest_gap(
-    statistic: Grams, samples: tuple[Sample | None, Sample | None] | None, side_a: Side, side_b: Side
+    statistic: Grams, samples: tuple[Sample | None, Sample | None], side_a: Side, side_b: Side
 ) -> OrderGap | None:
     """The pair of sites where blocks and sample differ most beyond chance; None: nowhere, or there are too few rows.
 
@@ -131,18 +131,19 @@ def largest_gap(
     (the larger error of both, since either may have missed rare rows), pairs of rows that blocks lack (as in
     `block_error`), and projections.
     """
-    if samples is None or None in samples or int(statistic.groups.sum()) < FEWEST_GROUPS or statistic.halves is None:
+    of_a, of_b = samples
+    if of_a is None or of_b is None or not np.array_equal(of_a.index, of_b.index):
+        return None
+    if int(statistic.groups.sum()) < FEWEST_GROUPS or statistic.halves is None:
         return None
     sites_a, sites_b = tested_sites(side_a), tested_sites(side_b)
-    a, b = (_grams(sample) for sample in samples if sample is not None)
-    if samples[0] is None or samples[1] is None or not np.array_equal(samples[0].index, samples[1].index):
-        return None
+    a, b = _grams(of_a), _grams(of_b)
     last = max(len(a), len(b))
     pairs = [(min(k, len(a) - 1), min(k, len(b) - 1)) for k in range(last)]
     values = as_array(debiased_cka(statistic.alignment(DebiasedAlignment)))
     left = as_array(debiased_cka(statistic.alignment(DebiasedAlignment, jackknife=True))[statistic.groups])
     deviation = as_array(block_deviation(debiased_cka, statistic))
-    m, n, gaps = samples[0].n, statistic.n, []
+    m, n, gaps = of_a.n, statistic.n, []
     for i, j in pairs:
         here = (slice(None), sites_a[i], sites_b[j])
         found, own, folded = _from_sample(a[i], b[j])
@@ -156,8 +157,7 @@ def largest_gap(
         gaps.append(
             OrderGap(*names, value, found, float(np.sqrt(own.size**2 + folded)), m, abs(value - found) / allowed)
         )
-    worst = max((gap for gap in gaps if gap.excess > 1), key=lambda gap: gap.excess, default=None)
-    return worst
+    return max((gap for gap in gaps if gap.excess > 1), key=lambda gap: gap.excess, default=None)
 
 
 @dataclass(frozen=True)

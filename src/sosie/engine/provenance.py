@@ -45,10 +45,6 @@ def describe_model(model: nn.Module, name: str, weights: str, inputs: str = "", 
     return f"{name}: {', '.join(filter(None, parts))}"
 
 
-def describe_inputs(prepare: Any) -> str:
-    return "inputs as given" if prepare is None else f"inputs prepared by {prepare!r}"
-
-
 def _describe(data: Any) -> str:
     if isinstance(data, str):
         return data

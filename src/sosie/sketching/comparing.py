@@ -18,7 +18,7 @@ from ..engine.evaluate import by_pair, constant_sites
 from ..engine.plan import find_measures
 from ..engine.provenance import provenance
 from ..engine.uncertainty import FEWEST_GROUPS, around, by_jackknife, judged
-from ..measures import Measure, snap_to_bounds
+from ..measures import Measure, as_array, snap_to_bounds
 from ..process_state import products
 from ..results import Caveat, Chance, Comparison, Comparisons, Estimate, Interval, Side, rules_in_words
 from ..stats import Alignment, DebiasedAlignment, check_seed, is_statistics
@@ -211,7 +211,7 @@ class Evaluation:
         for measure in measures:
             pairs = by_pairs.get(measure.name)
             value = measure(pair.alignment(measure.reads)) if pairs is None else pairs.matrix(shape)
-            array = snap_to_bounds(value, measure, torch.float32).cpu().double().numpy()
+            array = as_array(snap_to_bounds(value, measure, torch.float32))
             if measure.reads is DebiasedAlignment and not pair.exact:
                 array[np.abs(array) > 1] = np.nan  # from a norm that was estimated far too small
             array[~varied[0], :] = array[:, ~varied[1]] = np.nan

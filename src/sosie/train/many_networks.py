@@ -183,7 +183,7 @@ def build(make: Callable[[], nn.Module], seed: int, device: torch.device) -> nn.
         return make().to(device)
 
 
-GROUP = 20
+GROUP = 20  # networks that a CPU trains at once by default: they fit its caches
 
 
 @dataclass(frozen=True, eq=False)

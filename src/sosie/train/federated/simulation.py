@@ -21,7 +21,7 @@ from ...models import atom_layers
 from ...progress import Progress
 from ...stats import AtomTable
 from ..heads import Heads, features, find_head, refit_head
-from ..many_networks import Stack, State, build, network, orders, seeded, state_of, without_numbers
+from ..many_networks import GROUP, Stack, State, build, network, orders, seeded, state_of, without_numbers
 from ..recipe import Prepare, Recipe, floats
 from .clients import Clients
 
@@ -275,7 +275,6 @@ def _misfit(upload: Any, expected: State) -> str | None:
     return None
 
 
-AT_ONCE_ON_CPU = 20
 TESTED_AT_ONCE = 5000  # images in one forward pass
 RECIPE = Recipe(epochs=5, batch=50, rate=0.01, optimiser="sgd", schedule="constant")
 AfterRound = Callable[[int, State], None]
@@ -323,7 +322,7 @@ def simulate(
     modules = head_of(model, head)
     whole_number(rounds, "rounds", least=0)
     _check(model, clients, recipe, share)
-    size = at_once or (AT_ONCE_ON_CPU if device.type == "cpu" else len(clients))
+    size = at_once or (GROUP if device.type == "cpu" else len(clients))
     server = Server(method, model, modules, clients, recipe, size, seed)
     history: list[dict[str, Any]] = []
     count = round(share * len(clients))
