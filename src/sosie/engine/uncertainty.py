@@ -226,8 +226,8 @@ def by_blocks(measure: Measure, statistic: Grams, value: Array) -> Interval:
     groups = statistic.groups
     if int(groups.sum()) < FEWEST_GROUPS:
         return None, None
-    left = measure(statistic.alignment(measure.reads, jackknife=True))[groups].cpu().numpy()
-    return around(measure, value, by_jackknife(left))
+    left = measure(statistic.alignment(measure.reads, jackknife=True))[groups]
+    return around(measure, value, by_jackknife(as_array(left)))
 
 
 def from_all_rows(measure: Measure, statistic: Statistic) -> Array | None:

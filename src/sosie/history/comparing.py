@@ -25,7 +25,7 @@ from ..files import DamagedFile
 from ..linalg import u_centred
 from ..measures import Measure, find, find_all, snap_to_bounds
 from ..models import NamedModel, open_model, read_weights, weights_of, with_name
-from ..models.weights import masked_weights
+from ..models.weights import is_state_dict, masked_weights
 from ..process_state import products
 from ..progress import track
 from ..results import Caveat, Dynamics, Estimate, Side
@@ -73,7 +73,7 @@ def dynamics(
     chosen = None if measures is None else find_all(measures)
     if other is not None and folder is not None:
         raise ValueError("folder= stores the checkpoints of one run: leave it out for two")
-    if isinstance(run, Mapping) and run and all(isinstance(key, str) for key in run) and not _is_state(run):
+    if isinstance(run, Mapping) and run and all(isinstance(key, str) for key in run) and not is_state_dict(run):
         if other is not None:
             raise TypeError("named runs are one argument, a dict: dynamics({'wide': run_a, 'narrow': run_b})")
         if len(run) > 2:
@@ -91,7 +91,7 @@ def dynamics(
                 if settled := [key for key, value in stated.items() if value is not None]:
                     raise ValueError(f"{thing} is a recorded run: {settled[0]}= was decided when it was recorded")
                 runs.append(open_run(thing))
-            elif isinstance(thing, (list, tuple, Mapping)) and not _is_state(thing):
+            elif isinstance(thing, (list, tuple, Mapping)) and not is_state_dict(thing):
                 place = folder or Path(stack.enter_context(tempfile.TemporaryDirectory())) / "checkpoints"
                 probing = options | {"max_rows": max_rows or MAX_ROWS}
                 weights += _record(thing, _kind(chosen, data), place, sites, device, probing)
@@ -135,10 +135,6 @@ def _reads(measure: Measure) -> str:
 
 
 # Checkpoints as a recorded run: read one after the other, storing only what is compared
-
-
-def _is_state(thing: Any) -> bool:
-    return isinstance(thing, Mapping) and any(isinstance(value, Tensor) for value in thing.values())
 
 
 def _record(
@@ -190,7 +186,7 @@ def _open(thing: Any, kind: str, prepare: Any) -> tuple[Any, Any, str]:
         return masked_weights(read_weights(thing)[0]), None, ""
     if isinstance(thing, (str, os.PathLike)):
         thing = open_model(str(thing))
-    if _is_state(thing):
+    if is_state_dict(thing):
         if kind == "activations":
             raise TypeError("a state dict cannot be run on data: give models or specifications like small_cnn@file")
         return thing, None, ""

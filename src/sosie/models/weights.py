@@ -48,6 +48,11 @@ def read_weights(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[
     raise ValueError(f"{path}: weights are read from .safetensors, .pt and .pth, not from {suffix or 'such files'!r}")
 
 
+def is_state_dict(thing: Any) -> bool:
+    """Return whether this is a dict that holds tensors."""
+    return isinstance(thing, Mapping) and any(isinstance(value, Tensor) for value in thing.values())
+
+
 def masked_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights of a sparse model with its masks applied and removed.
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..capture import NotLinear
 from ..checks import one_of, whole_number
@@ -17,6 +16,7 @@ from ..engine.network import Network, for_each, models_and_data, number_duplicat
 from ..engine.plan import MEMORY, draws_of, find_measures, parse_size
 from ..engine.provenance import describe_model, provenance
 from ..measures import Measure
+from ..models.weights import is_state_dict
 from ..process_state import products
 from ..results import TENSORS, Array, Caveat, Comparison, Comparisons, LazyComparisons, at_layers, layers
 from ..stats import Atoms, LinearMaps
@@ -74,7 +74,7 @@ def compare_weights(
     kernels, with the value of shuffled weights as chance; polar factors do not depend on the order of neurons, so
     `match` applies only to other measures. `weight_cosine` always reads the whole weights.
     """
-    if isinstance(model_a, (list, tuple, Mapping)) and model_b is not None and not _is_state(model_a):
+    if isinstance(model_a, (list, tuple, Mapping)) and model_b is not None and not is_state_dict(model_a):
         raise TypeError("several models are one argument, a list: compare_weights([m1, m2, m3])")
     if model_b is None and not isinstance(model_a, (list, tuple, Mapping)):
         raise TypeError("compare_weights needs two models, or a list of them")
@@ -128,10 +128,6 @@ def compare_weights(
     pairs = list(itertools.combinations(range(len(networks)), 2))
     whole = None if atoms is None else atoms.whole
     return Comparisons(tuple(network.name for network in networks), LazyComparisons(pairs, compare, value, whole))
-
-
-def _is_state(thing: Any) -> bool:
-    return isinstance(thing, Mapping) and any(isinstance(value, Tensor) for value in thing.values())
 
 
 def _check_options(
