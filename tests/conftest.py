@@ -26,6 +26,13 @@ FLAGS = [
 ]
 
 
+@pytest.fixture
+def seeded() -> Iterator[None]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     """One for all tests of a process: playwright runs once in a thread."""

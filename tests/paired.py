@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 
@@ -18,3 +19,8 @@ def correlated_rows(n: int = 60, p: int = 7, q: int = 5, seed: int = 0) -> tuple
         return (shared @ mix + noise) * scales + mean
 
     return side(p), side(q)
+
+
+def numpy_pair(p: int = 6, q: int = 4, n: int = 80) -> tuple[np.ndarray, np.ndarray]:
+    x, y = correlated_rows(n=n, p=p, q=q)
+    return x.numpy(), y.numpy()

@@ -12,16 +12,11 @@ import pytest
 import scipy.linalg
 import scipy.optimize
 import torch
-from paired import correlated_rows
+from paired import correlated_rows, numpy_pair
 
 import sosie
 from sosie.measures import MEASURES
 from sosie.stats import Moments, views
-
-
-def numpy_pair(p: int = 6, q: int = 4, n: int = 80) -> tuple[np.ndarray, np.ndarray]:
-    x, y = correlated_rows(n=n, p=p, q=q)
-    return x.numpy(), y.numpy()
 
 
 def unit(rows: np.ndarray) -> np.ndarray:

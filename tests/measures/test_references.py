@@ -9,7 +9,7 @@ import scipy.linalg
 import scipy.spatial
 import scipy.stats
 import torch
-from paired import correlated_rows
+from paired import correlated_rows, numpy_pair
 from sklearn.cross_decomposition import CCA
 from sklearn.linear_model import LinearRegression
 from sklearn.neighbors import NearestNeighbors
@@ -41,11 +41,6 @@ def demo() -> tuple[np.ndarray, np.ndarray]:
 )
 def test_demo_of_kornblith(demo: tuple[np.ndarray, np.ndarray], name: str, value: float) -> None:
     assert sosie.measure(name, *demo) == pytest.approx(value, abs=1e-8)
-
-
-def numpy_pair() -> tuple[np.ndarray, np.ndarray]:
-    x, y = correlated_rows(n=80, p=6, q=4)
-    return x.numpy(), y.numpy()
 
 
 def test_canonical_correlations_against_scikit_learn() -> None:

@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
-from paired import correlated_rows
+from paired import numpy_pair
 
 import sosie
 from sosie.stats import Moments
-
-
-def numpy_pair(p: int = 6, q: int = 4) -> tuple[np.ndarray, np.ndarray]:
-    x, y = correlated_rows(n=80, p=p, q=q)
-    return x.numpy(), y.numpy()
 
 
 def test_raw_procrustes_against_scipy() -> None:

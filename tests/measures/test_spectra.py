@@ -5,15 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import scipy.linalg
-from paired import correlated_rows
+from paired import numpy_pair
 from sklearn.linear_model import Ridge
 
 import sosie
-
-
-def numpy_pair(p: int = 6, q: int = 4, n: int = 80) -> tuple[np.ndarray, np.ndarray]:
-    x, y = correlated_rows(n=n, p=p, q=q)
-    return x.numpy(), y.numpy()
 
 
 def test_eigenspace_overlap_by_singular_vectors() -> None:

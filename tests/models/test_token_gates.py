@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import nn
@@ -11,12 +9,7 @@ from torch import nn
 import sosie
 from sosie.models.vit import AttentionWeights, TokenGates, TransformerBlock, draw, eq13, mean_of_others, token_cka
 
-
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def test_a_block_with_masked_tokens_is_one_without_them() -> None:

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 PAPERS = Path(__file__).resolve().parents[2] / "papers"
 if str(PAPERS) not in sys.path:
     sys.path.insert(0, str(PAPERS))  # claims, drawing
@@ -54,3 +56,11 @@ def smoke(paper: Path, results: Path, **variables: str) -> dict[str, Any]:
 
 def experiments_of(verdicts: dict[str, Any]) -> set[str]:
     return {each["measured"].partition("/")[0] for each in verdicts.values()}
+
+
+def pack(folder: Path, name: str, shape: tuple[int, ...]) -> None:
+    """Random images of ten classes under the name of a data set."""
+    random = np.random.default_rng(0)
+    for split in ("train", "test"):
+        images = random.integers(0, 256, (20, *shape), dtype=np.uint8)
+        np.savez(folder / f"{name}-{split}1k.npz", images=images, labels=np.arange(20) % 10)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from paper_scripts import pack
 from torch.nn import functional
 
 from sosie.data import open_images
@@ -20,13 +21,6 @@ from sosie.train import accuracy
 
 PAPER = Path(__file__).resolve().parents[2] / "papers" / "gradients"
 DATA_SETS = runpy.run_path(str(PAPER / "train.py"))["DATA_SETS"]
-
-
-def pack(folder: Path, name: str, shape: tuple[int, ...]) -> None:
-    random = np.random.default_rng(0)
-    for split in ("train", "test"):
-        images = random.integers(0, 256, (20, *shape), dtype=np.uint8)
-        np.savez(folder / f"{name}-{split}1k.npz", images=images, labels=np.arange(20) % 10)
 
 
 def train(data: Path, results: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

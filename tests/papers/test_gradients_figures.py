@@ -6,22 +6,14 @@ import json
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
-from paper_scripts import PAPERS, draw, run
+from paper_scripts import PAPERS, draw, pack, run
 
 PAPER = PAPERS / "gradients"
 
 
-def pack(folder: Path, name: str, shape: tuple[int, ...], classes: int) -> None:
-    random = np.random.default_rng(0)
-    for split in ("train", "test"):
-        images = random.integers(0, 256, (20, *shape), dtype=np.uint8)
-        np.savez(folder / f"{name}-{split}1k.npz", images=images, labels=np.arange(20) % classes)
-
-
 def test_an_experiment_runs_and_can_be_drawn(tmp_path: Path) -> None:
-    pack(tmp_path, "cifar10", (32, 32, 3), 10)
+    pack(tmp_path, "cifar10", (32, 32, 3))
     results = tmp_path / "results"
     options = ("--small", "--device", "cpu", "--results", str(results), "--only", "bounds")
     run(PAPER / "run.py", *options, SOSIE_DATA=str(tmp_path))

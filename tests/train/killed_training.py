@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch._dynamo  # which the first optimiser would import in every child
 from safetensors.torch import load_file, save_file
-from small_training import images, network, numbers, same
+from small_training import energy, images, network, numbers, same
 
 from sosie.train import Attached, Augment, Recipe, fit
 
@@ -40,10 +40,6 @@ def train(seed: int, checkpoint: Path | None) -> dict[str, torch.Tensor]:
             checkpoint=checkpoint,
         )
     return numbers(model)
-
-
-def energy(shown: dict[object, torch.Tensor]) -> torch.Tensor:
-    return torch.stack([value.square().mean() for value in shown.values()]).sum()
 
 
 def main(folder: Path) -> None:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 
-def images() -> tuple[Tensor, Tensor]:
+def images(count: int = 100) -> tuple[Tensor, Tensor]:
     """Bright spots left or right of the middle, as uint8."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randint(0, 60, (100, 3, 8, 8), generator=generator, dtype=torch.uint8)
-    y = torch.arange(100) % 2
+    x = torch.randint(0, 60, (count, 3, 8, 8), generator=generator, dtype=torch.uint8)
+    y = torch.arange(count) % 2
     x[y == 0, :, 2:6, 1:3] += 150
     x[y == 1, :, 2:6, 5:7] += 150
     return x, y
@@ -72,3 +72,8 @@ def numbers(model: nn.Module) -> dict[str, Tensor]:
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def energy(shown: dict[Any, Tensor]) -> Tensor:
+    """A penalty: the mean squares of all activations."""
+    return torch.stack([value.square().mean() for value in shown.values()]).sum()

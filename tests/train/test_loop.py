@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from small_training import images
 from torch import nn
 
 from sosie.train import Augment, Recipe, accuracy, fit
@@ -32,16 +33,6 @@ def test_it_learns_and_repeats() -> None:
     assert not models[0].training
 
 
-def images() -> tuple[torch.Tensor, torch.Tensor]:
-    """Bright spots left or right of the middle, as uint8."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randint(0, 60, (200, 3, 8, 8), generator=generator, dtype=torch.uint8)
-    y = torch.arange(200) % 2
-    x[y == 0, :, 2:6, 1:3] += 150
-    x[y == 1, :, 2:6, 5:7] += 150
-    return x, y
-
-
 def convolution() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 2))
@@ -50,7 +41,7 @@ def convolution() -> nn.Module:
 @pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize(("optimiser", "rate"), [("adam", 5e-3), ("sgd", 0.05)])
 def test_images_of_bytes_are_learnt_with_changes(optimiser: str, rate: float, mixed: bool) -> None:
-    x, y = images()
+    x, y = images(200)
     recipe = Recipe(
         8, 32, rate, optimiser, decay=1e-4, mixed=mixed,  # type: ignore[arg-type]
         augment=Augment(pad=1, mirror=False), prepare=lambda z: (z - 0.3) / 0.2,
@@ -97,7 +88,7 @@ def test_a_sparsity_is_no_mask() -> None:
 
 
 def test_an_unknown_optimiser_is_refused() -> None:
-    x, y = images()
+    x, y = images(200)
     with pytest.raises(ValueError, match="'adam', 'sgd'"):
         fit(convolution(), x, y, recipe=Recipe(epochs=1, optimiser="lion"), seed=0)  # type: ignore[arg-type]
 
@@ -132,7 +123,7 @@ def test_a_penalty_is_added_after_each_forward() -> None:
 
 
 def test_epochs_are_told_and_the_mode_is_restored() -> None:
-    x, y = images()
+    x, y = images(200)
     model, told, modes = convolution(), [], []
 
     def look(epoch: int) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from small_training import MovingMasks, images, network, numbers, same
+from small_training import MovingMasks, energy, images, network, numbers, same
 from torch import nn
 
 from sosie.files import DamagedFile, _process_space, read_nested, write_nested
@@ -32,10 +32,6 @@ WAYS: dict[str, dict[str, Any]] = {
 
 class Interrupted(Exception):
     pass
-
-
-def energy(shown: dict[Any, torch.Tensor]) -> torch.Tensor:
-    return torch.stack([value.square().mean() for value in shown.values()]).sum()
 
 
 def train(*, start: int = 0, stop: int | None = None, moving: bool = False, penalised: bool = False, **how: Any) -> Any:

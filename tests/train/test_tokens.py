@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,7 @@ from sosie.train.tokens import answer_loss, ratio_loss, token_loss
 SMALL: dict[str, Any] = {"classes": 3, "size": 16, "patch": 4, "depth": 4, "width": 24, "heads": 3, "channels": 1}
 
 
-@pytest.fixture(autouse=True)
-def seeded() -> Iterator[None]:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        yield
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def images(count: int = 8) -> Tensor:

@@ -39,10 +39,10 @@ def client(zoo: Zoo) -> Any:
 
 
 @contextmanager
-def served(zoo: Zoo) -> Iterator[str]:
-    """The address of a server with this zoo."""
+def served(zoo: Zoo, **options: Any) -> Iterator[str]:
+    """The address of a server with this zoo; options are uvicorn's."""
     listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(zoo), log_level="warning", ws="none"))
+    server = uvicorn.Server(uvicorn.Config(create_app(zoo), log_level="warning", ws="none", **options))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     while not server.started and thread.is_alive():
@@ -63,10 +63,10 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[[Zoo], str]]:
-    """`serve(zoo)` gives the address of a server with another zoo."""
+def serve() -> Iterator[Callable[..., str]]:
+    """`serve(zoo)` gives the address of a server with another zoo; options are uvicorn's."""
     with ExitStack() as stack:
-        yield lambda zoo: stack.enter_context(served(zoo))
+        yield lambda zoo, **options: stack.enter_context(served(zoo, **options))
 
 
 @pytest.fixture

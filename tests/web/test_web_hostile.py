@@ -5,36 +5,25 @@ from __future__ import annotations
 import json
 import shutil
 import socket
-import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from http.client import HTTPResponse
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
-import uvicorn
 from web_examples import made
 
-from sosie.web import create_app
 from sosie.web import serving as prompt
 from sosie.web.cache import AnswerCache
 from sosie.zoo import Zoo
 
 
 @pytest.fixture
-def port(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def port(zoo: Zoo, serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> int | None:
     """Of a server that has little patience."""
     monkeypatch.setattr(prompt, "SECONDS", 0.3)
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(zoo), log_level="warning", ws="none", http=prompt.Prompt))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
-    thread.start()
-    while not server.started and thread.is_alive():
-        time.sleep(0.02)
-    yield listening.getsockname()[1]
-    server.should_exit = True
-    thread.join(10)
+    return urlsplit(serve(zoo, http=prompt.Prompt)).port
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\nX-"])
