@@ -20,9 +20,9 @@ from sosie.benchmark import Scale
 from sosie.benchmark.population import (
     Agreement,
     Architecture,
+    BenchmarkFolder,
     Images,
     Population,
-    Store,
     agreements,
     make_population,
     open_benchmark_images,
@@ -125,7 +125,7 @@ class Study:
         self.scale: Scale = settings.scratch if name == SCRATCH else settings.heads
         self.images: Images = open_benchmark_images(self.scale, seed=settings.seed, device=self.device)
         facts = {"scale": asdict(self.scale), "data": self.images.name, "seed": settings.seed}
-        self.store = Store(settings.cache / name, facts)
+        self.store = BenchmarkFolder(settings.cache / name, facts)
 
     @cached_property
     def trunk(self) -> nn.Sequential:

@@ -22,8 +22,8 @@ from sosie.benchmark import SCALES, run_benchmark
 from sosie.benchmark.candidates import open_candidates, values_of
 from sosie.benchmark.population import (
     PAIR_KINDS,
+    BenchmarkFolder,
     Member,
-    Store,
     cohorts_of,
     last_hidden,
     make_population,
@@ -258,12 +258,12 @@ def test_a_folder_holds_one_benchmark(tiny: tuple[Leaderboard, Path]) -> None:
 
 
 def test_a_damaged_unit_is_told(tmp_path: Path) -> None:
-    store = Store(tmp_path, {"a": 1})
+    store = BenchmarkFolder(tmp_path, {"a": 1})
     assert store.json("unit", lambda: {"x": float("nan"), "y": np.arange(2)}) == {"x": None, "y": [0, 1]}
     (tmp_path / "unit.json").write_text('{"made_of": ""')
     with pytest.raises(ValueError, match="remove it"):
         store.json("unit", dict)
-    assert Store(tmp_path, {"a": 1}, resume=False).json("unit", lambda: {"x": 2}) == {"x": 2}
+    assert BenchmarkFolder(tmp_path, {"a": 1}, resume=False).json("unit", lambda: {"x": 2}) == {"x": 2}
 
 
 @pytest.mark.parametrize(
@@ -305,8 +305,10 @@ def test_networks_and_images_are_seeded(tmp_path: Path) -> None:
     assert torch.equal(images[0].test, images[1].test)
     assert set(images[0].test_labels.tolist()) == {0, 1, 2}
     small = replace(TINY, strategies=("standard",), architectures=((1, 8),))
-    first, second = (make_population(small, images[0], Store(tmp_path / str(k), {}), seed=0) for k in range(2))
-    kept = make_population(small, images[0], Store(tmp_path / "0", {}), seed=0)
+    first, second = (
+        make_population(small, images[0], BenchmarkFolder(tmp_path / str(k), {}), seed=0) for k in range(2)
+    )
+    kept = make_population(small, images[0], BenchmarkFolder(tmp_path / "0", {}), seed=0)
     for a, b, c in zip(first.models, second.models, kept.models, strict=True):
         rows = last_hidden(a, images[0].test)
         assert torch.equal(rows, last_hidden(b, images[0].test))
@@ -320,7 +322,7 @@ def test_networks_of_another_kind_and_none_for_calibration(tmp_path: Path) -> No
     def halved(architecture: tuple[int, int]) -> torch.nn.Sequential:
         return torch.nn.Sequential(torch.nn.AvgPool2d(2), *perceptron(architecture, images.inputs // 4, images.classes))
 
-    found = make_population(scale, images, Store(tmp_path, {}), seed=0, make=halved)
+    found = make_population(scale, images, BenchmarkFolder(tmp_path, {}), seed=0, make=halved)
     assert found.untrained == found.converged == ()
     assert all(isinstance(model[0], torch.nn.AvgPool2d) for model in found.models)
     assert last_hidden(found.models[0], images.test).shape == (len(images.test), 8)

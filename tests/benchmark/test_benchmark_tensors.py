@@ -13,7 +13,7 @@ from tiny_benchmark import TINY
 import sosie
 from sosie.benchmark import SCALES, run_benchmark
 from sosie.benchmark.candidates import open_candidates, values_of
-from sosie.benchmark.population import Store
+from sosie.benchmark.population import BenchmarkFolder
 from sosie.measures import MEASURES
 from sosie.results import Leaderboard
 from sosie.stats import TensorPair
@@ -59,4 +59,4 @@ def test_what_the_budget_leaves_out_has_failed(tmp_path: Path) -> None:
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     with pytest.raises(NotADirectoryError, match="taken is a file: a benchmark needs a folder of its own"):
-        Store(tmp_path / "taken", {})
+        BenchmarkFolder(tmp_path / "taken", {})

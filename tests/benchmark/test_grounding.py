@@ -13,7 +13,15 @@ from torch import Tensor, nn
 
 from sosie.benchmark import population as functional
 from sosie.benchmark.candidates import open_candidates
-from sosie.benchmark.population import Images, Member, Population, Store, agreements, open_benchmark_images, perceptron
+from sosie.benchmark.population import (
+    BenchmarkFolder,
+    Images,
+    Member,
+    Population,
+    agreements,
+    open_benchmark_images,
+    perceptron,
+)
 from sosie.benchmark.trials import Ground, difference, ground
 from sosie.data import corrupt
 
@@ -53,7 +61,7 @@ def test_agreement_is_counted_under_every_condition(
         return (x + model[1].weight.mean(0).reshape(1, 1, 28, 28) * 9).clamp(0, 1)  # type: ignore[index]
 
     monkeypatch.setattr(functional, "attack", attack)
-    found = agreements(TINY, images, population, Store(tmp_path, {}), seed=3)
+    found = agreements(TINY, images, population, BenchmarkFolder(tmp_path, {}), seed=3)
     a, b = population.models[0], population.models[2]  # epoch 1 of seeds 0 and 1
     assert found["clean"][0, 2] == by_hand(a, b, images.test)
     assert found["fog"][0, 2] == by_hand(a, b, corrupt(images.test, "fog", seed=3))
@@ -65,7 +73,7 @@ def test_agreement_is_counted_under_every_condition(
     assert found["all"][0, 2] == pytest.approx(np.mean(three))
     assert found["clean"][2, 0] == found["clean"][0, 2]
     assert np.isnan(found["clean"][0, 3])  # these differ in seed and epoch
-    again = agreements(TINY, images, population, Store(tmp_path, {}), seed=3)
+    again = agreements(TINY, images, population, BenchmarkFolder(tmp_path, {}), seed=3)
     assert all(np.array_equal(again[name], found[name], equal_nan=True) for name in found)
 
 

@@ -22,8 +22,8 @@ from .population import (
     ALL,
     PAIR_KINDS,
     SCALES,
+    BenchmarkFolder,
     Scale,
-    Store,
     agreements,
     groups,
     make_population,
@@ -63,7 +63,7 @@ def run_benchmark(
     candidates = open_candidates(measures, scale, of=of, closer=closer, rows=rows)
     place = torch.device("cpu" if device is None else device)
     images = open_benchmark_images(scale, seed=seed, device=place)
-    store = Store(folder, {"scale": asdict(scale), "data": images.name, "seed": seed}, resume=resume)
+    store = BenchmarkFolder(folder, {"scale": asdict(scale), "data": images.name, "seed": seed}, resume=resume)
     population = make_population(scale, images, store, seed=seed)
     agreement = agreements(scale, images, population, store, seed=seed)
     at = Ground(scale, population, agreement, images.test, seed=seed)
@@ -97,7 +97,9 @@ def run_benchmark(
     return board
 
 
-def put_to_the_test(candidate: Candidate, store: Store, at: Ground, probes: CalibrationNetworks, bench: Bench) -> None:
+def put_to_the_test(
+    candidate: Candidate, store: BenchmarkFolder, at: Ground, probes: CalibrationNetworks, bench: Bench
+) -> None:
     """Run all stages, each a unit of work; if one fails, the reason is kept and the others continue."""
     home, made_of = measure_folder(candidate.name), f"{candidate.made_of} {candidate.of} {candidate.rows}"
     failures: dict[str, str] = {}

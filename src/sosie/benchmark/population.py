@@ -100,7 +100,7 @@ SETTINGS = "settings.json"
 MEASURES_FOLDER = "measures"
 
 
-class Store:
+class BenchmarkFolder:
     """Units of work by name, in the folder of one benchmark, which is identified by its settings."""
 
     def __init__(self, folder: str | os.PathLike[str], settings: dict[str, Any], *, resume: bool = True) -> None:
@@ -274,7 +274,7 @@ def pairs_of(cohort: Cohort) -> list[tuple[int, int]]:
 def make_population(
     scale: Scale,
     images: Images,
-    store: Store,
+    store: BenchmarkFolder,
     *,
     seed: int,
     make: Callable[[Architecture], nn.Sequential] | None = None,
@@ -349,7 +349,7 @@ GROUPS = (ALL, CLEAN, CORRUPTED, ATTACKED)
 Agreement = dict[str, np.ndarray]  # condition -> (models, models), NaN for two that are not paired
 
 
-def agreements(scale: Scale, images: Images, population: Population, store: Store, *, seed: int) -> Agreement:
+def agreements(scale: Scale, images: Images, population: Population, store: BenchmarkFolder, *, seed: int) -> Agreement:
     """The agreement of two networks under each condition, and its mean over each group of conditions."""
     agreement: Agreement = {}
     pairs = sorted({pair for cohorts in population.cohorts.values() for cohort in cohorts for pair in pairs_of(cohort)})

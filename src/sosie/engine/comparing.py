@@ -39,7 +39,7 @@ from .network import (
     package_of,
 )
 from .order import ROWS, OrderTest
-from .partial import Checkpoint, MadeUpRows, Partial, finish_files
+from .partial import MadeUpRows, Partial, ResumeFile, finish_files
 from .plan import MEMORY, Plan, Request, StatisticKind, draws_of, find_measures, make_plan, parse_size
 from .provenance import AsyncCopy, add_digests, digest_of, provenance
 from .stream import Stream, check_positions, chunk_on_cpu, rows_per_input, saved_chunk
@@ -178,7 +178,7 @@ def _compare(
         if resume is not None:
             pair.made_with, pair.first_rows = _made_with(sources, stream, request), run.sampled_rows(stream.first)
             pair.made_up = run.made_up_rows(stream.first)
-        checkpoint = Checkpoint(resume, pair, sources)
+        checkpoint = ResumeFile(resume, pair, sources)
         skip = ranks.once(checkpoint.restore)
         run.resume()
         block = request.block if "grams" in run.plan.statistics else None

@@ -297,7 +297,7 @@ def finish_files(paths: Sequence[str | os.PathLike[str]], provenance: dict[str, 
         raise DamagedFile(f"these statistics do not fit together: {error}") from error
 
 
-class Checkpoint:
+class ResumeFile:
     """The file of a comparison that can be resumed; without a path it does nothing."""
 
     def __init__(self, path: str | os.PathLike[str] | None, partial: Partial, sources: Sequence[Source]) -> None:

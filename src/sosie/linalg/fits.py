@@ -131,10 +131,6 @@ class Fit:
         return self.function(moments, **self.options)
 
     @property
-    def summary(self) -> str:
-        return inspect.cleandoc(self.function.__doc__ or "").split("\n", 1)[0]
-
-    @property
     def parameters(self) -> dict[str, inspect.Parameter]:
         """The parameters after the moments."""
         return dict(list(inspect.signature(self.function).parameters.items())[1:])
