@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import sosie
-from sosie.benchmark.population import Store
+from sosie.benchmark.population import BenchmarkFolder
 from sosie.capture import open_activations
 from sosie.diffing import record
 from sosie.engine.partial import Partial
@@ -140,12 +140,12 @@ def federated(folder: Path) -> Path:
 
 
 def unit(folder: Path) -> Path:
-    Store(folder / "bench", {"seed": 0}).write("unit", {"value": [0.5, 0.25]})
+    BenchmarkFolder(folder / "bench", {"seed": 0}).write("unit", {"value": [0.5, 0.25]})
     return folder / "bench" / "unit.json"
 
 
 def unit_tensors(folder: Path) -> Path:
-    Store(folder / "bench", {"seed": 0}).tensors("unit", lambda: {"x": X})
+    BenchmarkFolder(folder / "bench", {"seed": 0}).tensors("unit", lambda: {"x": X})
     return folder / "bench" / "unit.safetensors"
 
 
@@ -200,8 +200,11 @@ KINDS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
     "description of records": (lambda folder: recorded(folder) / "run.json", lambda path: run(path.parent)),
     "training checkpoint": (in_nested, lambda path: read_nested(path, "training", 2)),
     "federated": (federated, lambda path: Federated.load(path, net)),
-    "unit of a benchmark": (unit, lambda path: Store(path.parent, {"seed": 0}).json("unit", refuse)),
-    "tensors of a benchmark": (unit_tensors, lambda path: Store(path.parent, {"seed": 0}).tensors("unit", refuse)),
+    "unit of a benchmark": (unit, lambda path: BenchmarkFolder(path.parent, {"seed": 0}).json("unit", refuse)),
+    "tensors of a benchmark": (
+        unit_tensors,
+        lambda path: BenchmarkFolder(path.parent, {"seed": 0}).tensors("unit", refuse),
+    ),
     "weights": (
         lambda folder: write_weights(folder / "w.safetensors", net().state_dict()),
         lambda p: read_weights(p)[0],

@@ -7,8 +7,21 @@ from html import escape
 
 import numpy as np
 
-from ..results import Comparison, Comparisons, Dynamics, Estimate, Side, by_chance, in_order, number, summarise
-from ..results.summary import as_html
+from ..results import (
+    MEAN_EMBEDDING,
+    Comparison,
+    Comparisons,
+    Dynamics,
+    Estimate,
+    Side,
+    by_chance,
+    doubts,
+    in_order,
+    number,
+    sites_least_first,
+    summarise,
+)
+from ..results.tables import MOST_SHOWN, html_table
 from .colour import RAMP, Scale, data_scale, full_scale
 from .comparison import between_models, sentence, sentence_of_all, shared_measures
 from .words import direction, in_a_sentence, shorten, visible
@@ -32,7 +45,7 @@ def html_of(result: Comparison | Comparisons | Dynamics) -> str:
 
 
 def _pair(result: Comparison) -> str:
-    tables = as_html(result)
+    tables = _tables(result)
     if result.kind == "transfer" or len(result.sites_a) == len(result.sites_b) == 1:
         return tables
     parts = []
@@ -53,7 +66,7 @@ def _models(result: Comparisons) -> str:
             values = between_models(result, measure)
             parts.append(_heatmap(values.value, full_scale(values), names, names, "", visible(measure)))
     if result.kind == "transfer" or not measures:
-        every = "".join(as_html(pair) for pair in result)
+        every = "".join(_tables(pair) for pair in result)
         return "".join(parts) + _folded("each model", every) if every else "<p>Nothing was compared.</p>"
     maps = [
         f"<div><div>{escape(in_a_sentence(f'{pair.side_a.name} × {pair.side_b.name}'))}</div>"
@@ -78,7 +91,7 @@ def _dynamics(result: Dynamics) -> str:
             for k in dict.fromkeys((0, len(result.sites) // 2, len(result.sites) - 1))
         ]
         parts.append(f"<p>{escape(measure)}</p>{_side_by_side(maps)}")
-    return "".join(parts) + result.html_tables()
+    return "".join(parts) + _tables_of_times(result)
 
 
 def _side_by_side(figures: Sequence[str]) -> str:
@@ -299,3 +312,53 @@ def _line(curve: np.ndarray, place: object, colour: str, dash: str) -> str:
             x, y = place(k, float(value)).split()
             dots += f'<circle cx="{x}" cy="{y}" r="2" fill="{colour}"/>'
     return f'<path d="{way}" fill="none" stroke="{colour}" stroke-width="1.6"{dash}/>{dots}' if way else ""
+
+
+# Small tables, in which all names are escaped
+
+REST = "rows() or write_report"
+
+
+def _tables(comparison: Comparison) -> str:
+    """A sentence and a table for each measure; for transfer scores one table for all."""
+    if comparison.kind == "transfer":
+        return _scores(comparison)
+    parts = []
+    for measure, values in comparison.values.items():
+        summary, chance = summarise(comparison, measure), by_chance(values)
+        sites, others = comparison.side_a.sites, comparison.side_b.sites
+        titles = [comparison.side_a.name, "same depth", "best match", *doubts(values, 0, None)]
+        rows, faded = [], set()
+        for i, site in enumerate(sites[:MOST_SHOWN]):
+            partner = summary.best_partner[i]
+            best = "" if partner is None else f"{others[partner]} {summary.best[i]:.3f}"
+            depth = f"{others[summary.depth_partner[i]]} {summary.diagonal[i]:.3f}"
+            rows.append([site, depth, best, *doubts(values, i, partner).values()])
+            if chance is not None and partner is not None and chance[i, partner]:
+                faded.add(i)
+        table = html_table(titles, rows, of=len(sites), see=REST, faded=faded)
+        parts.append(f"<p>{escape(summary.sentence)}</p>{table}")
+    return "".join(parts)
+
+
+def _scores(comparison: Comparison) -> str:
+    """Transfer scores: a row for each layer, the one with the least to adapt first, and a column for each score."""
+    order = sites_least_first(comparison)
+    titles = [comparison.side_a.name, *comparison.values]
+    rows = [
+        [comparison.side_a.sites[k], *(f"{values.value[k, 0]:.3g}" for values in comparison.values.values())]
+        for k in order[:MOST_SHOWN]
+    ]
+    text = summarise(comparison, MEAN_EMBEDDING).sentence
+    return f"<p>{escape(text)}</p>{html_table(titles, rows, of=len(order), see=REST)}"
+
+
+def _tables_of_times(dynamics: Dynamics) -> str:
+    """A table for each measure: when each site settles, or for two runs how alike their last states are."""
+    parts = []
+    for measure in dynamics.values:
+        titles, columns = dynamics.summary_columns(measure)
+        rows = list(zip(dynamics.sites, *columns, strict=True))
+        table = html_table([dynamics.name_a, *titles], rows, see=REST)
+        parts.append(f"<p>{escape(measure)} to the last state</p>{table}")
+    return "".join(parts)

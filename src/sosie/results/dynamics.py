@@ -6,9 +6,8 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import escape
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,12 +16,7 @@ from ..files import check_schema
 from ..notebook import html_figures
 from .comparison import ESTIMATE, Estimate
 from .storage import Array, Result
-from .summary import REST
-from .tables import html_table, number
-
-if TYPE_CHECKING:
-    pass
-
+from .tables import number
 
 THRESHOLDS = (0.99, 0.999)
 SCHEMA = {
@@ -203,15 +197,6 @@ class Dynamics(Result):
 
     def _repr_html_(self) -> str:
         return html_figures(self)
-
-    def html_tables(self) -> str:
-        """A table for each measure: when each site settles, or for two runs how alike their last states are."""
-        parts = []
-        for measure in self.values:
-            titles, columns = self.summary_columns(measure)
-            table = html_table([self.name_a, *titles], list(zip(self.sites, *columns, strict=True)), see=REST)
-            parts.append(f"<p>{escape(measure)} to the last state</p>{table}")
-        return "".join(parts)
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:

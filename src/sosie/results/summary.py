@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from html import escape
 
 import numpy as np
 
@@ -18,13 +17,11 @@ from .comparison import (
     closest,
     correction,
     distinguishable,
-    doubts,
     layers_of,
     mean,
     same_depth,
 )
 from .storage import Array
-from .tables import MOST_SHOWN, html_table
 
 # Results of stitching: some values are about the stitched networks, others are indices of the layers
 
@@ -254,42 +251,3 @@ def _chance(values: Estimate, best_partner: dict[int, int | None]) -> str:
 
 def _close(diagonal: Array, same: float | None) -> bool:
     return same is not None and bool(np.all(np.abs(diagonal - same) <= 1e-6))
-
-
-# In a notebook: small tables, in which all names are escaped
-
-REST = "rows() or write_report"
-
-
-def as_html(comparison: Comparison) -> str:
-    """A sentence and a table for each measure; for transfer scores one table for all."""
-    if comparison.kind == "transfer":
-        return _scores(comparison)
-    parts = []
-    for measure, values in comparison.values.items():
-        summary, chance = summarise(comparison, measure), by_chance(values)
-        sites, others = comparison.side_a.sites, comparison.side_b.sites
-        titles = [comparison.side_a.name, "same depth", "best match", *doubts(values, 0, None)]
-        rows, faded = [], set()
-        for i, site in enumerate(sites[:MOST_SHOWN]):
-            partner = summary.best_partner[i]
-            best = "" if partner is None else f"{others[partner]} {summary.best[i]:.3f}"
-            depth = f"{others[summary.depth_partner[i]]} {summary.diagonal[i]:.3f}"
-            rows.append([site, depth, best, *doubts(values, i, partner).values()])
-            if chance is not None and partner is not None and chance[i, partner]:
-                faded.add(i)
-        table = html_table(titles, rows, of=len(sites), see=REST, faded=faded)
-        parts.append(f"<p>{escape(summary.sentence)}</p>{table}")
-    return "".join(parts)
-
-
-def _scores(comparison: Comparison) -> str:
-    """Transfer scores: a row for each layer, the one with the least to adapt first, and a column for each score."""
-    order = sites_least_first(comparison)
-    titles = [comparison.side_a.name, *comparison.values]
-    rows = [
-        [comparison.side_a.sites[k], *(f"{values.value[k, 0]:.3g}" for values in comparison.values.values())]
-        for k in order[:MOST_SHOWN]
-    ]
-    sentence = summarise(comparison, MEAN_EMBEDDING).sentence
-    return f"<p>{escape(sentence)}</p>{html_table(titles, rows, of=len(order), see=REST)}"
