@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
+from test_laws import transformed
 from torch import Tensor
 
 from sosie.measures import MEASURES, Measure
@@ -38,20 +39,6 @@ def sums_of(measure: Measure, x: Tensor, y: Tensor, labels: Tensor, start: int =
 
 def value_of(measure: Measure, x: Tensor, y: Tensor, labels: Tensor) -> Tensor:
     return measure.of(x, y, labels=labels, kind=kind_of(measure))
-
-
-def transformed(outputs: Tensor, how: str) -> Tensor:
-    random = torch.Generator().manual_seed(5)
-    width = outputs.shape[1]
-    square = torch.randn(width, width, generator=random, dtype=outputs.dtype)
-    return {
-        "permutation": lambda: outputs.flip(1),
-        "rotation": lambda: outputs @ torch.linalg.qr(square).Q,
-        "stretch": lambda: outputs * torch.linspace(0.3, 2, width, dtype=outputs.dtype),
-        "linear": lambda: outputs @ (square + 2 * torch.eye(width, dtype=outputs.dtype)),
-        "scale": lambda: 3.7 * outputs,
-        "shift": lambda: outputs + 2 * torch.randn(width, generator=random, dtype=outputs.dtype),
-    }[how]()
 
 
 def check_invariance(measure: Measure, x: Tensor, y: Tensor, labels: Tensor, how: str) -> None:
