@@ -148,3 +148,22 @@ def test_extract_on_the_command_line(tmp_path: Path, monkeypatch):
     compared = CliRunner().invoke(app, ["compare", "1.safetensors", "2.safetensors", "--out", "c.json"])
     assert compared.exit_code == 0, compared.output
     assert sosie.load("c.json").side_a.name == "net1"
+
+
+def test_rows_of_other_inputs_are_paired_with_a_caveat(models, images, tmp_path: Path):
+    def differ(a, b, *data) -> bool:
+        c = sosie.compare(a, b, *data, measures="linear_cka", rows_b=None if data else "flatten")
+        return any("paired by their number" in text for text in c.rows()[0]["caveats"])
+
+    first, same, turned = (
+        sosie.extract(model, data, out=tmp_path / f"{name}.safetensors")
+        for name, model, data in (
+            ("first", models[0], images.split(50)),
+            ("same", models[1], [(x, torch.zeros(len(x))) for x in images.split(64)]),
+            ("turned", models[1], images.flip(0)),
+        )
+    )
+    assert not differ(first, same)
+    assert differ(first, turned)
+    assert not differ(first, models[1], images)
+    assert differ(first, models[1], DataLoader(images, 50, shuffle=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -77,7 +79,72 @@ def test_the_right_answer_of_a_causal_model_is_the_next_token() -> None:
     assert (c.rows()[0]["n"], c.provenance.get("tokens", 40)) == (40, 40)
 
 
+def accuracies(*arguments: object, **options: object) -> tuple[float, ...]:
+    return tuple(sosie.compare_outputs(*arguments, **options).provenance["accuracy"])  # type: ignore[arg-type, union-attr]
+
+
+def test_the_right_answers_do_not_depend_on_the_wrapper_or_the_order_of_models_and_arguments() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+            return self.model(input_ids, attention_mask)["logits"]
+
+    a, b = TaggerForCausalLM(0), TaggerForCausalLM(1)
+    expected = accuracies(a, b, batches())
+    compiled = torch.compile(b, backend="eager")
+    assert accuracies(a, nn.DataParallel(b), batches()) == accuracies(a, compiled, batches()) == expected
+    assert accuracies(Wrapper(a), b, batches()) == accuracies(a, Wrapper(b), batches()) == expected
+    assert accuracies(b, Tagger(0), batches()) == accuracies(Tagger(0), b, batches())[::-1]
+    turned = [{"attention_mask": each["attention_mask"], "input_ids": each["input_ids"]} for each in batches()]
+    assert accuracies(a, b, turned) == expected
+    labelled = [
+        each | {"labels": each["input_ids"].masked_fill(each["attention_mask"] == 0, -100)} for each in batches()
+    ]
+    assert accuracies(a, b, labelled) == accuracies(a, compiled, labelled) == expected
+
+
+def test_labels_of_a_causal_model_are_moved_and_those_of_others_are_not() -> None:
+    data = [each | {"labels": each["input_ids"].clone()} for each in batches()]
+    for each in data:
+        each["labels"][:, :3] = -100  # the prompt
+        each["labels"][each["attention_mask"] == 0] = -100
+    labels = torch.cat([each["labels"] for each in data])
+    for kind, place in ((TaggerForCausalLM, slice(0, -1)), (Tagger, slice(1, None))):
+        c = sosie.compare_outputs(kind(0), kind(1), data)
+        known = labels[:, 1:] != -100
+        right = (logits(kind(0))[0][:, place].argmax(-1) == labels[:, 1:])[known]
+        assert (c.rows()[0]["n"], c.provenance["accuracy"][0]) == (
+            len(right),
+            pytest.approx(float(right.double().mean())),
+        )
+
+
+def test_a_decoder_has_its_own_padding() -> None:
+    class Decoder(Tagger):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor, decoder_input_ids: Tensor,
+                    decoder_attention_mask: Tensor) -> dict[str, Tensor]:  # fmt: skip
+            return {"logits": self.head(self.words(decoder_input_ids))}
+
+    (first, *_) = batches()
+    data = [first | {f"decoder_{name}": each.flip(0) for name, each in first.items()}]
+    data[0]["attention_mask"] = torch.ones_like(first["attention_mask"])
+    c = sosie.compare_outputs(Decoder(0), Decoder(1), data, measures="agreement")
+    assert c.rows()[0]["n"] == int(first["attention_mask"].sum())
+
+
 def test_what_is_refused() -> None:
+    def tokens(shift: int) -> Callable[[list[str]], dict[str, Tensor]]:
+        return lambda texts: {
+            "input_ids": torch.tensor([[(ord(letter) + shift) % 11 for letter in text] for text in texts]),
+            "attention_mask": torch.ones(len(texts), len(texts[0])),
+        }
+
+    with pytest.raises(ValueError, match="cut the same text into different tokens"):
+        sosie.compare_outputs(Tagger(0), Tagger(1), [["abcd"] * 4], prepare_a=tokens(0), prepare_b=tokens(1))
+    sosie.compare_outputs(Tagger(0), Tagger(1), [["abcd"] * 4], prepare_a=tokens(0), prepare_b=tokens(11))
     with pytest.raises(ValueError, match=r"set kind='logits' if these are \(inputs, tokens, vocabulary\)"):
         sosie.compare_outputs(Tagger(0, 5), Tagger(1, 5), batches())
     sosie.compare_outputs(Tagger(0, 5), Tagger(1, 5), batches(), kind="logits")

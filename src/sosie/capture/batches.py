@@ -592,7 +592,7 @@ def _pads(part: Tensor) -> bool:
 
 def _check_other_masks(model: nn.Module, masks: Sequence[Tensor]) -> None:
     """Raise if the forward takes a mask by another name and a part of the batch may be it."""
-    names = [name for name in _parameters(model) if _is_mask(name)]
+    names = [name for name in _parameters(model) if is_mask(name)]
     if names and not all(bool(mask.all()) for mask in masks):
         raise ValueError(
             f"the forward of {type(model).__name__} takes {names[0]!r}, and it is unclear whether a part of the batch, "
@@ -600,7 +600,8 @@ def _check_other_masks(model: nn.Module, masks: Sequence[Tensor]) -> None:
         )
 
 
-def _is_mask(name: str) -> bool:
+def is_mask(name: str) -> bool:
+    """Return whether an argument of this name is a mask."""
     return name == "mask" or name.endswith("_mask")
 
 
@@ -618,10 +619,10 @@ def unread_mask(model: nn.Module, named: Mapping[str, Any]) -> tuple[str, int] |
     It is unknown whether such a mask has 1 at tokens or at padding. None if there is no such argument.
     """
     for name, part in named.items():
-        if not isinstance(part, Tensor) or part.ndim != 2 or not (_is_mask(name) or name.startswith(_NUMBERED)):
+        if not isinstance(part, Tensor) or part.ndim != 2 or not (is_mask(name) or name.startswith(_NUMBERED)):
             continue
         mixed = bool(((part == 0) | (part == 1)).all()) and bool((part != part[:1, :1]).any())
-        if mixed and (_is_mask(name) or any(MASK in _parameters(module) for module in unwrap(model).modules())):
+        if mixed and (is_mask(name) or any(MASK in _parameters(module) for module in unwrap(model).modules())):
             return name, part.shape[1]
     return None
 

@@ -225,6 +225,10 @@ class Masks:
             decoder = _ones(dicts, "decoder_") if decoder is None else decoder
         return cls(tokens, decoder, halves, "pixel_values" in keys, unread() if tokens is None and not halves else None)
 
+    def of_output(self) -> Tensor | None:
+        """Return the mask of the tokens that a model answers for: the decoder's if it has one."""
+        return self.tokens if self.decoder is None else self.decoder
+
     def at(self, site: Site, activation: Tensor) -> Tensor | None:
         """Return the mask of the tokens that a site sees; None if all of them count, or if it sees none."""
         if activation.ndim < 2:

@@ -150,6 +150,7 @@ _ABOUT = {
     "max_rows": (int, None),
     "left_out": [[str]],
     "mixing": (str, None),
+    "first_inputs?": str,
 }
 
 

@@ -271,8 +271,8 @@ class _Run:
         a, b = (logits_in(answer, ids) for answer in run.answers)
         if a is None or b is None or a.shape != b.shape or len(b) != chunk.count:
             return
-        keep = run.masks.tokens if b.ndim == 3 and run.masks.tokens is not None else None
-        keep = keep if keep is not None and keep.shape == b.shape[:2] else None
+        keep = run.masks.of_output()
+        keep = keep if keep is not None and keep.shape == b.shape[:2] and b.ndim == 3 else None
         self.answers.add(a, b.to(a.device), keep, right_answers(model, chunk.batch, ids, b, keep), chunk.start)
 
     # After the pass

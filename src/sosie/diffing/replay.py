@@ -283,7 +283,7 @@ class Replay:
             count = max(1, int(chunk.count * self._share))
             calls = {label: some_inputs(call, 0, count, of=chunk.count) for label, call in calls.items()}
             tokens, decoder = (None if mask is None else mask[:count] for mask in (masks.tokens, masks.decoder))
-            masks = Masks(tokens, decoder)
+            masks = replace(masks, tokens=tokens, decoder=decoder)
             chunk = Chunk(cut(chunk.batch, 0, count), chunk.start, count)
         self._total(chunk, calls, masks, answer)
         if self.b.sealed and self._replay:

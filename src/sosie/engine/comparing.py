@@ -37,6 +37,7 @@ from .network import (
     number_duplicates,
     open_network,
     package_of,
+    pairing_notes,
 )
 from .order import ROWS, OrderTest
 from .partial import MadeUpRows, Partial, ResumeFile, finish_files
@@ -402,6 +403,9 @@ class Pass:
             for i, j in pairs
         }
 
+        self._pairing = {
+            (i, j): () if stream.first_row else pairing_notes(sources[i], sources[j], stream.first) for i, j in pairs
+        }
         self._sampler = RowSampler(self.plan.sample_rows, request.seed) if "sample" in self.plan.statistics else None
         rows = None if stream.expected is None else stream.expected * self.per_input
         spread = RowSampler(ROWS, request.seed, of=rows)
@@ -481,7 +485,7 @@ class Pass:
         for pair, partial in self.partials.items():
             partial.settle()
             partial.order_samples = (samples.get(self.twins[pair[0]]), samples.get(self.twins[pair[1]]))
-            partial.mixing = mixing_notes(self.sources[self.twins[k]] for k in pair)
+            partial.mixing = mixing_notes(self.sources[self.twins[k]] for k in pair) + self._pairing[pair]
 
     def _input_rows(self, chunk: Chunk) -> Tensor | None:
         """The sampled rows of the networks' inputs, if a measure needs them."""

@@ -15,7 +15,7 @@ from ..capture import ACTIVATIONS, ACTIVATIONS_VERSION, Rule, check_rule, gives_
 from ..checks import one_of
 from ..files import CODES, PIECE, Part, assemble, check_writable, write_atomically
 from ..progress import Progress
-from .network import Network
+from .network import Network, digest_of_first
 from .stream import Stream, chunk_on_cpu
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -139,6 +139,7 @@ def _run(
             "max_rows": max_rows,
             "left_out": [list(pair) for pair in side.left_out],
             "mixing": mixing,
+            "first_inputs": digest_of_first(stream.first),
         }
 
 

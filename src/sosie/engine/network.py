@@ -290,6 +290,10 @@ class Network:
         """Sites of a watched model that were not named one by one and gave no rows, with the reason."""
         return self._watched().left_out
 
+    def first_inputs(self, batch: Any) -> str | None:
+        """The digest of the first few inputs of the first batch."""
+        return digest_of_first(batch)
+
     def mixing(self, batch: Any) -> str | None:
         """A note if the model mixes the inputs of a batch, at its watched sites or else at its output; None if not."""
         return self._mixing.before(self.name, self.model, batch, self._read_by_input)
@@ -392,6 +396,10 @@ class SavedActivations:
         left_out = self.saved.about.get("left_out", ()) if self.sites is None else ()
         return replace(side, left_out=tuple((site, why) for site, why in left_out))
 
+    def first_inputs(self, batch: Any) -> str | None:
+        """The digest of the first few inputs that the activations were extracted from, if known."""
+        return self.saved.about.get("first_inputs")
+
     def mixing_in_pass(self) -> str | None:
         """The note of the pass that extracted the activations, if their model mixed the inputs of a batch."""
         return self.saved.about.get("mixing")
@@ -492,6 +500,24 @@ def mixing_notes(sources: Iterable[Any]) -> tuple[str, ...]:
     """The notes on networks that mix the inputs of a batch, each once."""
     notes = (source.mixing_in_pass() for source in sources if isinstance(source, Source))
     return tuple(dict.fromkeys(filter(None, notes)))
+
+
+def pairing_notes(a: Source, b: Source, first: Any) -> tuple[str, ...]:
+    """A note if activations were extracted from other inputs than what they are compared with; `first`: a batch."""
+    if isinstance(a, Network) and isinstance(b, Network):
+        return ()
+    digests = [source.first_inputs(first) for source in (a, b)]
+    if None in digests or digests[0] == digests[1]:
+        return ()
+    return (
+        f"the rows of {a.name} and {b.name} are paired by their number, but the first inputs differ: they are in "
+        "another order (a loader that shuffles), prepared otherwise, or others altogether",
+    )
+
+
+def digest_of_first(batch: Any) -> str:
+    """The digest of the first few inputs of a batch, without labels."""
+    return digest_of(without_labels(cut(batch, 0, min(TRIED, count_inputs(batch)))))
 
 
 def number_duplicates(sources: Sequence[Any]) -> None:

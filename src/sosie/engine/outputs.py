@@ -14,10 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..capture.batches import Chunk, copied, labels_of, model_arguments, named_arguments, without_labels
+from ..capture.batches import (
+    Chunk,
+    copied,
+    is_mask,
+    labels_of,
+    model_arguments,
+    named_arguments,
+    with_tensors,
+    without_labels,
+)
 from ..capture.restore import borrowed
 from ..capture.saved import read_npz, read_safetensors
-from ..capture.sites import answer_in
+from ..capture.sites import answer_in, unwrap
 from ..data.shifts import Shift, open_shifts
 from ..measures import MEASURES, Measure, chance_of, snap_to_bounds
 from ..models import open_model
@@ -46,6 +55,8 @@ from .uncertainty import FEWEST_GROUPS, around, by_jackknife, of_clustered_share
 
 SAVED_CHUNK = 8192  # saved outputs that are read at a time
 CAUSAL = ("CausalLM", "LMHeadModel", "DoubleHeadsModel")  # in the names of classes whose logits are of the next token
+DECODER_IDS = "decoder_input_ids"
+NOT_TOKENS = ("position_ids", "token_type_ids")  # whole numbers (inputs, tokens) that are no tokens
 
 Pair = tuple[int, int]
 Grid = dict[tuple[str, str], OutputSums]  # by the sites of A and of B
@@ -82,8 +93,9 @@ def compare_outputs(
     Intervals leave out each of 32 groups of inputs in turn; `null` is the mean over shuffled pairings where a closed
     form is known.
 
-    Logits of language models (inputs, tokens, vocabulary) count token by token, without padding; the labels of causal
-    models are the next tokens, and tokens without a label (-100) are left out. The vocabulary is reduced in slices.
+    Logits of language models (inputs, tokens, vocabulary) count token by token, without padding. The right answers of
+    causal models are the next tokens; `labels` of a dict, which as in transformers stand at the tokens themselves, say
+    which of them count. Tokens without a label (-100) are left out. The vocabulary is reduced in slices.
 
     `shifts`: changes of the images, in [0, 1] before `prepare`: "clean", a corruption ("fog", "fog(severity=5)"), an
     attack ("pgd(epsilon=0.1)") or "gaussian" noise; "corruptions" and "attacks" name all of them. Each shift is a site,
@@ -223,22 +235,36 @@ def next_tokens(input_ids: Tensor, keep: Tensor | None = None) -> Tensor:
 def right_answers(
     model: nn.Module, batch: Any, ids: Tensor | None, logits: Tensor, keep: Tensor | None
 ) -> Tensor | None:
-    """The labels of a batch, or for a causal language model the next token of each; None if they are not known."""
+    """The labels of a batch, or for a causal language model the next token of each; None if they are not known.
+
+    Labels of tokens belong to the prediction at their place; those of a causal model, which moves them itself, to the
+    one before.
+    """
     if logits.ndim == 2:
         labels = labels_of(batch)
-    elif ids is not None and any(name in type(model).__name__ for name in CAUSAL):
-        labels = next_tokens(ids, keep)
     else:
-        labels = batch.get("labels") if isinstance(batch, Mapping) else None
+        parts = batch if isinstance(batch, Mapping) else {}
+        labels = with_tensors(parts.get("labels"))
+        if _is_causal(model, inside=ids is not None) and DECODER_IDS not in parts:
+            tokens = ids if labels is None else labels
+            labels = None if tokens is None or tokens.shape != logits.shape[:-1] else next_tokens(tokens, keep)
     if labels is None or labels.shape != logits.shape[:-1]:
         return None
     known = labels[labels != IGNORED]
     return labels if not known.numel() or 0 <= int(known.min()) <= int(known.max()) < logits.shape[-1] else None
 
 
+def _is_causal(model: nn.Module, *, inside: bool) -> bool:
+    """Whether the logits of a model are of the next token; `inside`: also if a module in it says so."""
+    modules = model.modules() if inside else [unwrap(model)]
+    return any(name in type(module).__name__ for module in modules for name in CAUSAL)
+
+
 def ids_in(named: Mapping[Any, Any]) -> Tensor | None:
-    """The tokens among the arguments of a model: the first whole numbers (inputs, tokens)."""
-    tensors = (leaf for leaf in named.values() if isinstance(leaf, Tensor) and leaf.ndim == 2)
+    """The tokens (inputs, tokens) that the logits of a model belong to, among its arguments; None if there are none."""
+    names = [name for name in (DECODER_IDS, "input_ids") if named.get(name) is not None]
+    names = names or [name for name in named if not is_mask(str(name)) and name not in NOT_TOKENS]
+    tensors = (leaf for leaf in map(named.get, names) if isinstance(leaf, Tensor) and leaf.ndim == 2)
     return next((leaf for leaf in tensors if leaf.dtype in (torch.int64, torch.int32)), None)
 
 
@@ -274,6 +300,7 @@ class OutputPass:
         self._sides: dict[int, Side] = {}  # known after the first chunk
         self._labelled = self._need_labels = False
         self._of_tokens: Tensor | None = None  # the right answers of the last chunk, if outputs are logits of tokens
+        self._tokens: tuple[int, Tensor] | None = None  # those of the last chunk, 0 at padding, and who was given them
         self._place: torch.device | None = None
 
     def run(self, data: Any, max_rows: int | None) -> dict[Pair, Grid]:
@@ -318,7 +345,7 @@ class OutputPass:
             reader.small = None if reader.small is None or theirs is None else reader.small + theirs
 
     def _read_chunk(self, chunk: Chunk, labels: Tensor | None) -> dict[Pair, Grid]:
-        self._of_tokens = None
+        self._of_tokens = self._tokens = None
         answers: dict[tuple[int, Key], Answers] = {}
         for k, (key, shifted) in itertools.product(self.unique, self._shifted(chunk, labels).items()):
             answers[k, key] = self._read(k, shifted)
@@ -387,11 +414,22 @@ class OutputPass:
             ids = None
         elif reader.kind == "auto":
             reader.kind = "logits"
-        keep = source.masks(chunk.batch, args, kwargs).tokens
+        keep = source.masks(chunk.batch, args, kwargs).of_output()
         keep = keep if keep is not None and keep.shape == outputs.shape[:2] else None
-        if self.labels.given is None:
+        if ids is not None:
+            self._check_tokens(k, ids.cpu() if keep is None else ids.cpu() * keep)
+        if self.labels.given is None and self._of_tokens is None:
             self._of_tokens = right_answers(source.model, chunk.batch, ids, outputs, keep)
         return keep
+
+    def _check_tokens(self, k: int, tokens: Tensor) -> None:
+        """Raise unless all models were given the same tokens: the predictions for them are compared one by one."""
+        first, expected = self._tokens = self._tokens or (k, tokens)
+        if expected.shape == tokens.shape and not torch.equal(expected, tokens):
+            raise ValueError(
+                f"{self.sources[first].name} and {self.sources[k].name} cut the same text into different tokens, "
+                "though as many of them: their predictions for tokens cannot be compared"
+            )
 
     def _logits(self, k: int, chunk: Chunk) -> Callable[[Tensor], Tensor]:
         """The function from images to a model's logits, numbers whose softmax is its prediction."""
