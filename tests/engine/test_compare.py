@@ -7,6 +7,7 @@ import io
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -743,3 +744,55 @@ def test_long_rows_of_a_compressed_file_are_read_within_the_memory_or_refused(tm
     found = sosie.compare(tmp_path / "many.npz", {"b": many[:, ::2].copy()}, memory=1000)  # 400 rows at a time
     np.testing.assert_allclose(found.matrix(), expected, atol=1e-12)
     assert sosie.compare(tmp_path / "few.npz", {"b": few}, memory="60MB").matrix().shape == (1, 1)
+
+
+class OfSixteen(nn.Module):
+    """Takes sixteen inputs at a time, as what was exported does; `mixes`: centres them over the batch."""
+
+    def __init__(self, *, mixes: bool = False) -> None:
+        super().__init__()
+        self.first, self.last, self.mixes = nn.Linear(6, 8), nn.Linear(8, 3), mixes
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x.view(16, *x.shape[1:]))
+        return self.last((hidden - hidden.mean(0) if self.mixes else hidden).relu())
+
+
+@pytest.mark.parametrize("kind", ["exported", "plain"])
+@pytest.mark.parametrize(("inputs", "loaded"), [(96, 16), (70, 32), (12, 12)])
+def test_a_model_that_takes_one_batch_size_is_given_that(kind: str, inputs: int, loaded: int) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    fixed: Any = OfSixteen().eval()
+    if kind == "plain":
+        loaded = 16  # which says what the model takes
+        inputs = max(inputs, 16)
+        net[0].load_state_dict(fixed.first.state_dict())
+        net[2].load_state_dict(fixed.last.state_dict())
+    else:
+        fixed = torch.export.export(net, (torch.zeros(16, 6),))
+    other = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    data = torch.randn(inputs, 6).split(loaded)
+    options = {"measures": ["linear_cka", "mutual_knn"], "sites_b": "2"}
+    sites = ["first", "last"] if kind == "plain" else ["0", "2"]
+    c = sosie.compare(fixed, other, data, sites_a=sites, **options)
+    expected = sosie.compare(net, other, data, sites_a=["0", "2"], **options)
+    for measure in options["measures"]:
+        assert c.matrix(measure) == pytest.approx(expected.matrix(measure), abs=1e-6)
+    assert c.rows()[0]["n"] == inputs
+    o = [sosie.compare_outputs(each, other, data).matrix("jensen_shannon") for each in (fixed, net)]
+    assert o[0] == pytest.approx(o[1], abs=1e-7)
+
+
+def test_a_model_of_one_batch_size_that_mixes_inputs_is_told() -> None:
+    c = sosie.compare(OfSixteen(mixes=True), OfSixteen(), torch.randn(64, 6).split(16))
+    assert any("mixes the inputs of a batch, at first at 'last'" in text for text in c.rows()[-1]["caveats"])
+
+
+def test_positions_of_a_model_of_one_batch_size() -> None:
+    torch.manual_seed(0)
+    fixed, net = OfSixteen(), nn.Linear(6, 8)
+    net.load_state_dict(fixed.first.state_dict())
+    tokens = torch.randn(40, 5, 6).split(16)
+    c = sosie.compare(fixed, nn.Sequential(net), tokens, sites_a="first", sites_b="0", rows="positions")
+    assert (c.matrix("debiased_cka")[0, 0], c.rows()[0]["n"]) == (pytest.approx(1), 200)

@@ -6,11 +6,11 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from ..capture.batches import (
     cut,
     explain_images,
     explain_types,
+    join,
     model_arguments,
     named_arguments,
     rebuild_named,
@@ -33,16 +34,18 @@ from ..capture.batches import (
 from ..capture.restore import as_found, kept_attributes, restored_after_errors
 from ..capture.rows import Masks, Rule, gives_several_rows, needs_axes, rows_per_input, rule_name, to_rows
 from ..capture.saved import ActivationFile, open_activations
-from ..capture.sites import NoRows, SilentSite, Site, Watch, answer_in, select, watch
+from ..capture.sites import NoRows, SilentSite, Site, Watch, answer_in, select, tensors_in, watch
 from ..checks import listed
 from ..files import OtherFile
 from ..models import NamedModel, open_model, weights_of, with_name
-from ..process_state import kept_random_state
+from ..models.onnx_file import OnnxModel
+from ..process_state import kept_random_state, without_autocast
 from ..results import Side
 from ..stats import is_statistics as is_statistics_file
 from .mixing import TRIED, MixingTest, by_input, tried_of
 from .provenance import Digest, describe_model, digest_of
 
+T = TypeVar("T")
 Sink = Callable[[str, Tensor], Any]
 RowSample = dict[str, list[list[float]]]  # by site, for each of the first few inputs: its size, and a weighted sum
 # Share of their size by which the rows of one input may differ on another machine, by the type of the weights. Measured
@@ -77,6 +80,7 @@ class Network:
         self._counts: dict[str, Tensor] = {}
         self._widths: dict[str, int] = {}
         self._mixing = MixingTest()
+        self._size: int | None = None  # the only number of inputs that the model takes at a time, if known
         self.largest: dict[str, float] = {}  # by site, the largest number among the first few inputs
         self.tokens: Tensor | None = None  # of the last chunk, if this model's own `prepare` made them of text
 
@@ -170,6 +174,8 @@ class Network:
 
     def outputs(self, chunk: Chunk) -> Tensor:
         """The model's output for the inputs of a chunk, as a dense tensor."""
+        if self._size not in (None, chunk.count):
+            return torch.cat([self.outputs(few)[:real] for few, real in self._slices(chunk)])
         with self._named_in_errors(chunk):
             args, kwargs = self.arguments(chunk)
             output = self.model(*args, **kwargs)
@@ -184,6 +190,8 @@ class Network:
     def read(self, chunk: Chunk, sink: Sink) -> list[Any]:
         """Run a chunk and return the sink's result for the rows of each site, in execution order."""
         watched = self._watched()
+        if self._size not in (None, chunk.count):
+            return self._read_in_slices(chunk, sink)
         self._sink, self._chunk = sink, chunk
         try:
             with self._named_in_errors(chunk):
@@ -194,6 +202,67 @@ class Network:
         finally:
             self._sink = self._chunk = None
         return watched.values()
+
+    def _read_in_slices(self, chunk: Chunk, sink: Sink) -> list[Any]:
+        """As `read`, of a model that takes another number of inputs at a time."""
+        rows: dict[str, list[Tensor]] = {}
+        counts: dict[str, list[Tensor]] = {}
+        tokens: list[Tensor] = []
+        for few, real in self._slices(chunk):
+            made = self.read(few, lambda _, rows: rows.clone())  # a module may change its activation in place
+            for site, each in zip(self._watched().sites, made, strict=True):
+                end = real
+                if site.label in self._counts:
+                    counts.setdefault(site.label, []).append(count := self._counts[site.label][:real])
+                    end = int(count.sum())
+                rows.setdefault(site.label, []).append(each[:end])
+            tokens += [] if self.tokens is None else [self.tokens[:real]]
+        self._counts = {label: torch.cat(of_site) for label, of_site in counts.items()}
+        self.tokens = torch.cat(tokens) if tokens else None
+        with without_autocast(self.home.type):
+            return [sink(label, torch.cat(of_site)) for label, of_site in rows.items()]
+
+    def _slices(self, chunk: Chunk) -> Iterator[tuple[Chunk, int]]:
+        """The chunk as batches of the size that the model takes, each with its number of inputs.
+
+        The last is filled with copies of its last input.
+        """
+        size = self._size
+        assert size is not None
+        for start in range(0, chunk.count, size):
+            real = min(size, chunk.count - start)
+            part = cut(chunk.batch, start, start + real)
+            yield Chunk(join([part, *[cut(part, real - 1, real)] * (size - real)]), chunk.start + start, size), real
+
+    def _first(self, batch: Any, run: Callable[[Chunk], T]) -> T:
+        """Run a few inputs of the first batch. If only the batch as a whole runs, the model takes that size alone."""
+        start, stop = tried_of(batch)
+        few, whole = Chunk(cut(batch, start, stop), start, stop - start), count_inputs(batch)
+        self._size = self._exported_size(few)
+        try:
+            return run(few)
+        except Exception as error:
+            if self._size is not None or whole == few.count:
+                raise
+            self._size = whole
+            try:
+                return run(few)
+            except Exception:
+                self._size = None
+                raise error from None
+
+    def _exported_size(self, chunk: Chunk) -> int | None:
+        """The number of inputs that an exported program or an ONNX file was made for; None if it takes any."""
+        if isinstance(self.model, OnnxModel):
+            size = self.model.at_once
+        else:
+            graph = getattr(getattr(self.model, "program", self.model), "graph", None)
+            nodes = graph.find_nodes(op="placeholder") if isinstance(graph, torch.fx.Graph) else ()
+            size = next((node.meta["val"].shape[0] for node in nodes if _has_inputs(node.meta.get("val"))), None)
+        if not isinstance(size, int):  # of any length it is a symbol
+            return None
+        given = next(iter(tensors_in(self.arguments(chunk))), None)
+        return size if given is not None and given.shape[:1] == (chunk.count,) else None
 
     @contextmanager
     def _named_in_errors(self, chunk: Chunk) -> Iterator[None]:
@@ -249,10 +318,9 @@ class Network:
             largest = torch.linalg.vector_norm(rows, torch.inf).double()
             return _form(rows), by_input(rows, self._counts.get(site)), largest
 
-        start, stop = tried_of(batch)
         with kept_random_state(), kept_attributes(self.model):
             try:
-                looks = self.read(Chunk(cut(batch, start, stop), start, stop - start), first_rows)
+                looks = self._first(batch, lambda few: self.read(few, first_rows))
             except SilentSite as error:
                 if isinstance(self.model, AsExported):
                     raise SilentSite(f"{error}. Or give the ExportedProgram itself, whose layers have names") from error
@@ -296,6 +364,9 @@ class Network:
 
     def mixing(self, batch: Any) -> str | None:
         """A note if the model mixes the inputs of a batch, at its watched sites or else at its output; None if not."""
+        if self._seen is None:
+            with suppress(Exception), kept_random_state(), kept_attributes(self.model):  # the pass itself will raise
+                self._mixing.usual = self._first(batch, self._read_by_input)
         return self._mixing.before(self.name, self.model, batch, self._read_by_input)
 
     def mixing_in_pass(self) -> str | None:
@@ -334,6 +405,10 @@ class AsExported(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.program(*args, **kwargs)
+
+
+def _has_inputs(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0
 
 
 def with_layers(model: Any) -> Any:

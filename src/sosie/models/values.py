@@ -43,6 +43,7 @@ class ValueModel(nn.Module):
     """
 
     own_dtype = torch.float32  # the type of most of its numbers
+    at_once: int | None = None  # how many inputs it takes at a time, if no other number
 
     def add(self, name: str, value: nn.Module) -> None:
         """Put a value in its place: "layer1.0" is "0" inside "layer1"."""
