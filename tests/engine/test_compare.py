@@ -796,3 +796,11 @@ def test_positions_of_a_model_of_one_batch_size() -> None:
     tokens = torch.randn(40, 5, 6).split(16)
     c = sosie.compare(fixed, nn.Sequential(net), tokens, sites_a="first", sites_b="0", rows="positions")
     assert (c.matrix("debiased_cka")[0, 0], c.rows()[0]["n"]) == (pytest.approx(1), 200)
+
+
+def test_sites_that_give_no_rows_are_not_tried_with_a_whole_batch() -> None:
+    """As many steps as inputs: with all of them, the steps would be taken for the inputs."""
+    steps_first = nn.GRU(5, 9)
+    with pytest.raises(ValueError, match="its first dimension does not count them"):
+        sosie.compare(nn.Sequential(steps_first), nn.Sequential(steps_first), torch.randn(30, 30, 5), sites="0",
+                      inputs=lambda x: x.transpose(0, 1))  # fmt: skip

@@ -11,6 +11,7 @@ import torch
 from stand_ins import Bert, ResNet20, Skips
 from torch import nn
 
+import sosie
 from sosie.capture import as_found, model_arguments, watch
 from sosie.engine.mixing import by_input, mixing_note
 
@@ -244,3 +245,10 @@ def test_mixing_with_single_inputs_or_beside_a_large_offset_is_noticed(between) 
 
 def test_a_large_offset_alone_is_no_mixing() -> None:
     assert note(Between(lambda x: x + 1000), rows()) is None
+
+
+@pytest.mark.parametrize("counted", [lambda x: x * len(x), lambda x: x])
+def test_a_model_that_counts_its_batch_is_told(counted) -> None:
+    c = sosie.compare(Between(counted), Between(lambda x: x), rows(64).split(32), measures="linear_cka")
+    told = ["in a batch of another size, at first at 'between'" in " ".join(row["caveats"]) for row in c.rows()]
+    assert any(told) == (float(counted(torch.ones(2))[0]) == 2)

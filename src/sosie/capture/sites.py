@@ -573,6 +573,7 @@ class Watch:
         self._no_activation: dict[str, str] = {}
         self._thread = threading.get_ident()
         self._depth = 0  # a model may call itself
+        self.broke_off = False  # whether the last forward failed by itself, not by what a site gave
         self._start()
         self._active = False
 
@@ -583,9 +584,11 @@ class Watch:
         if not self._handles:
             raise RuntimeError("this watch is over: call run() inside its with block")
         token = _RUNNING.set(self)
+        self.broke_off = False
         try:
             self._root(*args, **kwargs)
         except Exception as error:
+            self.broke_off = self._active and self._failure is None
             if self._failure is not None and error is not self._failure:
                 raise self._failure from error
             raise

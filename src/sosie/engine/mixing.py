@@ -77,7 +77,25 @@ class MixingTest:
         in_chunk, self.usual = {site: self._in_chunk[site] for site in usual}, None
         if differ(model, usual, in_chunk, (1, 0)):
             self.note = mixing_note(name, model, self._chunk.batch, read, at=self._second - self._chunk.start)
+            self.note = self.note or self._number_note(name, model, read)
         return self.note
+
+    def _number_note(self, name: str, model: nn.Module, read: Callable[[Chunk], Numbers]) -> str | None:
+        """A note if the second of the few inputs changes when all of them come twice."""
+        assert self._before is not None
+        few, usual = self._before
+        twice = join([few, few])
+        try:
+            with kept_random_state(), kept_attributes(model):
+                changed = differ(model, usual, read(Chunk(twice, 0, count_inputs(twice))), (1, 1))
+        except Exception:  # it may take batches of one size only
+            return None
+        if not changed:
+            return None
+        return (
+            f"{name} gives an input other activations in a batch of another size, at first at {changed[0]!r}, so every "
+            "value depends on the number of inputs in a batch"
+        )
 
     def state_after(self, name: str, model: nn.Module, read: Callable[[Chunk], Numbers]) -> str | None:
         """Detect models that keep state from batch to batch: the first few inputs must give what they gave before."""

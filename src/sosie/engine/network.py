@@ -242,7 +242,8 @@ class Network:
         try:
             return run(few)
         except Exception as error:
-            if self._size is not None or whole == few.count:
+            in_forward = self._seen is None or self._seen.broke_off
+            if self._size is not None or whole == few.count or not in_forward:
                 raise
             self._size = whole
             try:
