@@ -56,6 +56,25 @@ def test_tokens_are_predictions_and_padding_is_left_out(monkeypatch: pytest.Monk
     assert row["low"] < row["value"] < row["high"]
 
 
+class Softmax(Tagger):
+    """Probabilities for each token."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        return {"logits": super().forward(input_ids, attention_mask)["logits"].softmax(-1)}
+
+
+def test_probabilities_of_tokens_are_told_from_logits() -> None:
+    def divergence(a: nn.Module, b: nn.Module, **options: str) -> float:
+        c = sosie.compare_outputs(a, b, batches(), "jensen_shannon", **options)
+        return float(c.matrix("jensen_shannon")[0, 0])
+
+    expected = pytest.approx(divergence(Tagger(0), Tagger(1)), rel=1e-5)
+    assert divergence(Softmax(0), Softmax(1)) == expected
+    assert divergence(Softmax(0), Tagger(1)) == expected
+    with pytest.raises(ValueError, match="rows are not probabilities"):
+        divergence(Tagger(0), Tagger(1), kind="probabilities")
+
+
 def test_intervals_are_by_inputs() -> None:
     """As wide as with one token of each input, if all tokens of an input are the same."""
     data = [{"input_ids": b["input_ids"][:, :1].expand(-1, 7), "attention_mask": torch.ones(len(b["input_ids"]), 7)}

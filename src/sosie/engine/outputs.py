@@ -412,11 +412,10 @@ class OutputPass:
         ids = ids_in(named_arguments(source.model, args, kwargs))
         if ids is None or ids.shape != outputs.shape[:2] or int(ids.max()) >= outputs.shape[-1]:
             ids = None
-        elif reader.kind == "auto":
-            reader.kind = "logits"
         keep = source.masks(chunk.batch, args, kwargs).of_output()
         keep = keep if keep is not None and keep.shape == outputs.shape[:2] else None
         if ids is not None:
+            reader.guess_of_tokens(outputs, keep)
             self._check_tokens(k, ids.cpu() if keep is None else ids.cpu() * keep)
         if self.labels.given is None and self._of_tokens is None:
             self._of_tokens = right_answers(source.model, chunk.batch, ids, outputs, keep)

@@ -75,6 +75,7 @@ SUMS_TO_ONE = 1e-3  # how far from 1 a row of probabilities in half precision ma
 NO_CHANCE = 32  # this many logits do not all lie between 0 and 1 by chance
 MOST_CLASSES = 2**20  # a larger number is not a class
 IGNORED = -100  # the label of a prediction that has no right answer, as in torch and transformers
+LOOKED_AT = 8  # tokens that decide whether outputs are logits or probabilities
 TOKEN_SLICE = 2**21  # logits of tokens of each model that are held in float64 at a time
 
 
@@ -162,6 +163,13 @@ class Reader:
         self._width = answers.width
         return answers
 
+    def guess_of_tokens(self, outputs: Tensor, keep: Tensor | None) -> None:
+        """Decide by a few tokens whether (inputs, tokens, vocabulary) are logits or probabilities, unless given."""
+        if self.kind == "auto":
+            rows = outputs.detach().flatten(0, 1)
+            places = torch.arange(len(rows)) if keep is None else keep.reshape(-1).nonzero()[:, 0]
+            self.kind = _kind_of(rows[places[:LOOKED_AT].to(rows.device)], self.name)
+
     def _tokens(self, outputs: Tensor, keep: Tensor | None) -> Answers:
         per_input, classes = outputs.shape[1:]
         scores = outputs.detach().flatten(0, 1)
@@ -176,10 +184,25 @@ class Reader:
                     f"{self.name}: {bad} logits of tokens are NaN or infinite, in input {int(some[0]) // per_input} or "
                     "later ones; sosie.diff says where"
                 )
+            if self.kind == "probabilities":
+                self._check_probabilities(part.double())
             first, equal = _largest(part)
             predicted.append(first)
             ties += equal
         return Answers(self.kind, classes, torch.cat(predicted), scores, ties=ties, tokens=tokens, per_input=per_input)
+
+    def _check_probabilities(self, scores: Tensor) -> None:
+        """Raise unless the rows sum to 1."""
+        sums = scores.sum(1)
+        wrong = (scores < 0).any(1) | ((sums - 1).abs() > SUMS_TO_ONE)
+        if bool(wrong.any()):
+            row = int(wrong.nonzero()[0])
+            hint = "; earlier rows looked like probabilities: set kind='logits' if they are not"
+            raise ValueError(
+                f"{self.name}: {int(wrong.sum())} of {len(scores)} rows are not probabilities: one sums to "
+                f"{float(sums[row].detach()):.6g} with smallest entry {float(scores[row].min().detach()):.3g}"
+                f"{'' if self._given else hint}"
+            )
 
     def check_guess(self) -> None:
         """After the last batch: ask if outputs of small batches were taken for logits, but all lie between 0 and 1."""
@@ -199,16 +222,7 @@ class Reader:
             raise ValueError(f"{self.name}: {self.kind} are (n, classes) with at least 2 classes, got shape {shape}")
         scores = outputs.double()
         if self.kind == "probabilities":
-            sums = scores.sum(1)
-            wrong = (scores < 0).any(1) | ((sums - 1).abs() > SUMS_TO_ONE)
-            if bool(wrong.any()):
-                row = int(wrong.nonzero()[0])
-                hint = "; earlier rows looked like probabilities: set kind='logits' if they are not"
-                raise ValueError(
-                    f"{self.name}: {int(wrong.sum())} of {len(scores)} rows are not probabilities: one sums to "
-                    f"{float(sums[row].detach()):.6g} with smallest entry {float(scores[row].min().detach()):.3g}"
-                    f"{'' if self._given else hint}"
-                )
+            self._check_probabilities(scores)
         predicted, ties = _largest(scores)
         return Answers(self.kind, shape[1], predicted, scores, ties=ties)
 
