@@ -169,6 +169,8 @@ def test_what_is_refused() -> None:
     sosie.compare_outputs(Tagger(0, 5), Tagger(1, 5), batches(), kind="logits")
     with pytest.raises(ValueError, match="need the same classes on both sides, got 5 and 6"):
         sosie.compare_outputs(Tagger(0, 5), Tagger(1, 6), batches(), kind="logits")
+    with pytest.raises(ValueError, match="no token of 40 inputs has a label"):
+        sosie.compare_outputs(Tagger(0), Tagger(1), batches(), labels=torch.full((40, 7), -100))
     broken = Tagger(1)
     broken.head.weight.data[2, 1] = torch.nan
     with pytest.raises(ValueError, match="logits of tokens are NaN or infinite, in input 0"):

@@ -245,6 +245,7 @@ def right_answers(
     else:
         parts = batch if isinstance(batch, Mapping) else {}
         labels = with_tensors(parts.get("labels"))
+        labels = torch.as_tensor(labels) if isinstance(labels, list) else labels
         if _is_causal(model, inside=ids is not None) and DECODER_IDS not in parts:
             tokens = ids if labels is None else labels
             labels = None if tokens is None or tokens.shape != logits.shape[:-1] else next_tokens(tokens, keep)
@@ -490,7 +491,10 @@ class OutputPass:
 
     def check_end(self, sums: dict[Pair, Grid], max_rows: int | None) -> list[str]:
         """A note if the data ended early; raise if predictions or labels are of more inputs than the data."""
-        done = next(iter(next(iter(sums.values())).values())).inputs
+        first = next(iter(next(iter(sums.values())).values()))
+        done = first.inputs
+        if not first.n:
+            raise ValueError(f"no token of {done} inputs has a label: all labels are {IGNORED}, or all are at padding")
         if max_rows is not None:
             return [f"max_rows={max_rows}, but the data had {done} inputs"] if done < max_rows else []
         lengths = {source.name: source.count for source in self.sources if isinstance(source, SavedOutputs)}
