@@ -158,3 +158,16 @@ def test_rows_that_the_model_does_not_give_are_refused_before_the_training() -> 
     with pytest.raises(ValueError, match=r"padded tokens.*use the rule mean, positions, cls or last \(rows='mean'"):
         Monitor(Reader(), Reader(), batch)
     assert Monitor(Reader(), Reader(), batch, rows="mean").steps == []
+
+
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ([network()], "list is not a model"),
+        ("gone.safetensors", "no file gone"),
+        (nn.Linear(4, 8), "no module is called"),
+    ],
+)
+def test_a_reference_that_cannot_be_compared_is_refused_before_the_training(reference: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError, OSError), match=message):
+        Monitor(network(), reference, IMAGES, sites=["0"])

@@ -11,6 +11,7 @@ from ..capture import Rule
 from ..checks import whole_number
 from ..engine import compare
 from ..engine.distributed import single_process
+from ..engine.network import open_network
 from ..measures import Measure
 from ..results import Comparison
 from .recorder import RunInputs
@@ -53,6 +54,9 @@ class Monitor:
         probe = RunInputs(data, rows, prepare=prepare, inputs=inputs, max_rows=max_rows)
         probe.shapes(model, sites)  # raises now, not in the middle of the training
         self._data = probe.batches  # read once: a loader may shuffle
+        other = open_network(reference, sites=sites, rows=rows, prepare=prepare, inputs=inputs, device=None)
+        with other.opened():
+            other.look(self._data[0])
         self._options = {"measures": measures, "sites": sites, "rows": rows, "prepare_a": prepare, "prepare_b": prepare}
         self._options["inputs"] = inputs
 
