@@ -189,6 +189,8 @@ def test_a_mask_beside_the_ids_is_not_dropped_where_the_forward_has_another_name
     ids, mask = torch.arange(6).view(2, 3), torch.tensor([[1, 1, 0], [1, 1, 1]])
     with pytest.raises(ValueError, match="the forward of Own takes 'padding_mask'"):
         model_arguments((ids, mask), model=Own())
+    with pytest.raises(ValueError, match="only 0 and 1 is that or labels"):  # texts packed side by side, or holes
+        model_arguments((ids, torch.tensor([[0, 1, 0], [1, 0, 1]])), model=Own())
     assert model_arguments((ids, torch.tensor([[4, 1, 0], [1, 1, 1]])), model=Own())[1] == {}
     assert model_arguments((ids, mask[:, 0]), model=Own())[1] == {}
 

@@ -565,15 +565,15 @@ def _mask_beside(batch: Any, model: nn.Module) -> Tensor | None:
     if not (candidates or of_scores):
         return None
     model = unwrap(model)
+    binary = [part for part in candidates if bool(((part == 0) | (part == 1)).all())]
     if not _takes_mask(model):
-        _check_other_masks(model, [part for part in candidates if _pads(part)])
+        _check_other_masks(model, binary)
         return None
     if not candidates:
         raise ValueError(
             f"{type(model).__name__} takes an {MASK}, but a part of the batch has shape {tuple(of_scores[0].shape)}, "
             "as a mask of attention scores has: give the padding mask (inputs, tokens), 1 at tokens"
         )
-    binary = [part for part in candidates if bool(((part == 0) | (part == 1)).all())]
     if len(binary) == 1 and _pads(binary[0]):
         return binary[0]
     gaps = ", with zeros between ones as in labels of tokens" if len(binary) == 1 else ""
@@ -595,8 +595,8 @@ def _check_other_masks(model: nn.Module, masks: Sequence[Tensor]) -> None:
     names = [name for name in _parameters(model) if is_mask(name)]
     if names and not all(bool(mask.all()) for mask in masks):
         raise ValueError(
-            f"the forward of {type(model).__name__} takes {names[0]!r}, and it is unclear whether a part of the batch, "
-            "with rows of 1 then 0 or 0 then 1, is that or labels: give dicts that name the arguments and 'labels'"
+            f"the forward of {type(model).__name__} takes {names[0]!r}, and it is unclear whether a part of the batch "
+            "that holds only 0 and 1 is that or labels: give dicts that name the arguments and 'labels'"
         )
 
 
