@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import sosie
 from sosie.capture import SiteError, open_activations
 from sosie.files import DamagedFile
 
@@ -211,3 +212,9 @@ def test_a_large_array_that_can_only_be_read_whole_is_refused(tmp_path, monkeypa
     monkeypatch.setattr("sosie.capture.saved.WHOLE", 1000)
     with pytest.raises(DamagedFile, match=r"a\.npz.*Fortran order.*ascontiguousarray"):
         open_activations(tmp_path / "a.npz")
+
+
+def test_a_file_of_arrays_without_features_is_refused_by_its_site(tmp_path):
+    np.savez(tmp_path / "a.npz", layer=np.zeros((8, 0)))
+    with pytest.raises(SiteError, match=r"'layer' has shape .*, which is empty"):
+        sosie.compare(tmp_path / "a.npz", tmp_path / "a.npz")

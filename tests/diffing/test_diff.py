@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import types
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -507,6 +508,10 @@ class Answers(Net):
         (lambda y: (y, y.argmax(1)), lambda y: (y, y.argmax(1) + 1)),
         (lambda y: (y, y > 0), lambda y: (y, y < 0)),
         (lambda y: {"y": y, "z": y[:, :2]}, lambda y: {"y": y, "z": y[:, :3]}),
+        (lambda y: (y, 1.0), lambda y: (y, 2.0)),
+        (lambda y: (y, "a"), lambda y: (y, "b")),
+        (lambda y: (y, y.numpy()), lambda y: (y, 2 * y.numpy())),
+        (lambda y: SimpleNamespace(a=y, b=y), lambda y: SimpleNamespace(a=y, b=2 * y)),
     ],
 )
 def test_answers_beside_the_first_count(of_a: Any, of_b: Any) -> None:
@@ -521,6 +526,39 @@ def test_answers_beside_the_first_count(of_a: Any, of_b: Any) -> None:
 def test_answers_of_one_model_alone_are_told() -> None:
     d = same(jiggled(Answers(lambda y: (y, y, y))), jiggled(Answers(lambda y: (y, y))))
     assert d.caveats == ("answers that one model alone gives are not compared: 2 of B",)
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b"),
+    [
+        (lambda y: y.numpy(), lambda y: 2 * y.numpy()),
+        (lambda y: ["a text"] * len(y), lambda y: ["a test"] * len(y)),
+        (lambda y: y, lambda y: None),
+        (lambda y: y.sum(), lambda y: 2 * y.sum()),
+        (lambda y: y.to(torch.float8_e4m3fn), lambda y: (2 * y).to(torch.float8_e4m3fn)),
+    ],
+)
+def test_answers_that_are_no_tensors_are_compared(of_a: Any, of_b: Any) -> None:
+    a, b = jiggled(Answers(of_a)), jiggled(Answers(of_b))
+    same(copy.deepcopy(a), a)
+    d = sosie.diff(a, b, X)
+    assert not d.same
+    assert d.sites[-1].site_a == "output"
+
+
+def test_answers_in_which_nothing_is_found_are_told() -> None:
+    d = same(jiggled(Answers(lambda y: None)), jiggled(Answers(lambda y: None)))
+    assert d.verdict == "The same, bit for bit, at all 3 sites."
+    assert d.caveats == ("the answers are not compared: no numbers, tensors or text are found in NoneType",)
+    with pytest.raises(TypeError, match="nested tensor"):
+        sosie.diff(*[jiggled(Answers(lambda y: torch.nested.nested_tensor(list(y))))] * 2, X)
+
+    class Nothing(nn.Module):
+        def forward(self, x: Tensor) -> None:
+            return None
+
+    with pytest.raises((TypeError, ValueError), match=r"no site|nothing can be compared"):
+        sosie.diff(Nothing(), Nothing(), X)
 
 
 def test_answers_without_numbers_or_dense_numbers() -> None:

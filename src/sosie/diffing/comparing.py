@@ -286,6 +286,11 @@ class _Run:
             for pair in [*self.pairs, WHOLE]
             if pair.a in run.entries or pair.a in run.other_shapes
         ]
+        if not rows:
+            raise TypeError(
+                f"nothing can be compared: no site gives numbers in both models, and no numbers, tensors or text are "
+                f"found in their answers{f' ({run.unread})' if run.unread else ''}"
+            )
         by_site = {row.site_a: row for row in rows}
         at_end = by_site.get(OUTPUT)
         guilty = list(search.guilty(run, levels, by_site))
@@ -351,6 +356,8 @@ class _Run:
     def _lost(self, run: Replay) -> list[str]:
         texts = [f"{site}: shape {list(a)} in A and {list(b)} in B" for site, (a, b) in run.other_shapes.items()]
         lost = [f"activations of other shapes are different: {listed(texts, 3, '; ')}"] if texts else []
+        if run.unread:
+            lost.append(f"the answers are not compared: no numbers, tensors or text are found in {run.unread}")
         if OUTPUT in run.other_shapes and hasattr(unwrap(self.b.model), "base_model_prefix"):
             lost.append(
                 f"{self.a.describe()}; {self.b.describe()}: a model of transformers is opened with the head that was "
@@ -363,7 +370,8 @@ class _Run:
         sites = [row for row in rows if not row.inside]
         if not differs:
             undone = [row.site_b for row in sites if row.beyond]
-            count = f"all {len(sites)} sites" if len(sites) > 1 else "the output"
+            alone = "the output" if sites[0].site_a == OUTPUT else sites[0].site_b
+            count = f"all {len(sites)} sites" if len(sites) > 1 else alone
             if all(row.error == 0 for row in sites):
                 return f"The same, bit for bit, at {count}."
             kind = self.floor.kind(self.a, self.b)

@@ -71,7 +71,8 @@ def with_axes(pairs: Sequence[Pair], a: Mapping[str, Tensor], b: Mapping[str, Te
     usual = {len(axes): axes for axes in found.values() if axes is not None}
     result = []
     for pair in pairs:
-        x, y = a[pair.a], b[pair.b]
+        x = numbers(a[pair.a])
+        y = numbers(b[pair.b]).to(x.device)
         axes = found[pair.a] or usual.get(x.ndim)
         as_it_is = x.shape == y.shape and _error(x, y) < SAME_NUMBERS
         if axes is not None and y.ndim == x.ndim and y.permute(axes).shape == x.shape and not as_it_is:
@@ -83,7 +84,7 @@ def with_axes(pairs: Sequence[Pair], a: Mapping[str, Tensor], b: Mapping[str, Te
 def same_features(a: Tensor, b: Tensor) -> bool:
     """Whether B has A's features in another order, along the last axis or that of channels."""
     a, b = numbers(a), numbers(b).to(a.device)
-    if a.shape != b.shape or _error(a, b) < SAME_NUMBERS:
+    if a.ndim < 2 or a.shape != b.shape or _error(a, b) < SAME_NUMBERS:
         return False
     for axis in {1, a.ndim - 1} - {0}:
         x, y = (each.movedim(axis, 0).flatten(1).double() for each in (a, b))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from ..results import counted
 from ..stats import coarser, is_statistics
 from .floor import FACTOR, Floor, Level
 from .pairing import Pair
-from .replay import Subject
+from .replay import Subject, held_tensors
 
 VERSION = 2
 INPUTS = 16  # of a record, unless more are asked for
@@ -136,8 +137,9 @@ class _Store:
             return [self.plain(part) for part in structure]
         if isinstance(structure, PLAIN):
             return structure
-        held = {k: v for k, v in getattr(structure, "__dict__", {}).items() if isinstance(v, Tensor)}
-        return {key: self.plain(part) for key, part in held.items()} or None
+        if isinstance(structure, (np.ndarray, np.generic)) and structure.dtype.kind in "biufc":
+            return self.plain(torch.as_tensor(structure))
+        return {key: self.plain(part) for key, part in held_tensors(structure).items()} or None
 
 
 def _whole(structure: Any, tensors: Sequence[Tensor]) -> Any:

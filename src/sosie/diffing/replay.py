@@ -8,11 +8,12 @@ arrives at a module where nothing but A's activations went in before (`arrives`)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,7 +32,7 @@ from ..capture.calls import (
     tensors_at,
 )
 from ..capture.restore import is_compiled, modules_of, state_of
-from ..capture.sites import Names, ancestors, at_path, find_name, path_to_tensor, replaced, split_call
+from ..capture.sites import Names, _parts, ancestors, find_name, path_to_tensor, replaced, split_call
 from ..engine.network import OUTPUT, AsExported, Network
 from ..models.values import ValueModel, value_model_in
 from ..process_state import kept_random_state, products
@@ -262,6 +263,7 @@ class Replay:
         self.shapes: dict[str, tuple[int, ...]] = {}  # of one input's activation
         self.other_shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # of A and B, where they differ
         self.rest: dict[str, Gap] = {}  # the difference of other tensors that a module returns: the total
+        self.unread = ""  # the type of answers in which no numbers are found
         self.lone: set[tuple[str, Any]] = set()  # other tensors that one model alone answers with: which, and the path
         self.made: dict[str, Gap] = {}
         self.unfit: dict[str, str] = {}  # why a module of B could not be run on A's inputs
@@ -328,10 +330,20 @@ class Replay:
         self.answers, self.masks = (answer, output), masks
 
     def _compare(self, pair: Pair, call: Call, output: Any, masks: Masks, chunk: Chunk) -> None:
-        path, theirs = path_to_tensor(output), call.activation
-        if path is None or theirs is None or not self._counts_inputs(theirs, chunk):
+        label, parts_of = pair.a, answers_at if pair.a == OUTPUT else tensors_at
+        places, ours = dict(parts_of(call.output)), dict(parts_of(output))
+        main, path = main_place(call.output, places), main_place(output, ours)
+        if main is None and path is None and label == OUTPUT:
+            self.unread = type(output).__name__
+        if main is None or path is None:
+            if label == OUTPUT and main != path:
+                a, b = places.get(main), ours.get(path)
+                self.other_shapes[label] = () if a is None else tuple(a.shape), () if b is None else tuple(b.shape)
             return
-        label, a, b = pair.a, real_numbers(theirs), pair.arranged(real_numbers(at_path(output, path)))
+        theirs, mine = places.pop(main), ours.pop(path)
+        if not self._counts_inputs(theirs, chunk):
+            return
+        a, b = real_numbers(theirs), pair.arranged(real_numbers(mine))
         if a.shape != b.shape:
             self.other_shapes[label] = tuple(a.shape), tuple(b.shape)
             return
@@ -342,9 +354,6 @@ class Replay:
         self._fresh.append(found)
         self.entries[label] = self.entries[label].merge(found) if label in self.entries else found
         rest = self.rest.setdefault(label, Gap())
-        main = path_to_tensor(call.output)
-        places = {place: tensor for place, tensor in tensors_at(call.output) if place != main}
-        ours = {place: tensor for place, tensor in tensors_at(output) if place != path}
         for place in ours.keys() & places.keys():
             if places[place].shape == ours[place].shape:
                 rest.add(place, places[place], ours[place])
@@ -472,6 +481,36 @@ class Replay:
             elif outermost:
                 assert each.other is not None
                 gap.add(each.path, each.other.to(each.own.device, each.own.dtype), each.own)
+
+
+def main_place(output: Any, tensors: Mapping[Any, Tensor]) -> Any:
+    """The keys that lead to the main one of the tensors in an output; None if there are none."""
+    place = path_to_tensor(output)
+    return next(iter(tensors), None) if place is None else place
+
+
+def answers_at(answer: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    """The tensors in an answer and its numbers, arrays and text as tensors, with the keys that lead to each."""
+    if isinstance(answer, Tensor):
+        if answer.is_nested:
+            raise TypeError(
+                "the model answers with a nested tensor, which cannot be compared: let it return a padded one"
+            )
+        yield path, answer
+    elif isinstance(answer, str):
+        yield path, torch.tensor(list(answer.encode()), dtype=torch.float64)
+    elif isinstance(answer, (int, float, np.generic, np.ndarray)):
+        numbers = np.asarray(answer)
+        if numbers.dtype.kind in "biufc":
+            yield path, torch.from_numpy(numbers.astype(np.complex128 if numbers.dtype.kind == "c" else np.float64))
+    else:
+        for key, part in _parts(answer, ()) or held_tensors(answer).items():
+            yield from answers_at(part, (*path, key))
+
+
+def held_tensors(answer: Any) -> dict[str, Tensor]:
+    """The tensors that are attributes of an object."""
+    return {key: part for key, part in getattr(answer, "__dict__", {}).items() if isinstance(part, Tensor)}
 
 
 def mask_numbers(mask: Tensor | None) -> Tensor:

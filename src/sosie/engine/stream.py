@@ -161,7 +161,7 @@ def saved_chunk(sources: Sequence[Source], memory: int, least: int) -> int:
             f"{name}: {least} inputs are read at a time, which take {size_text(least * widest)} at site {site!r}, "
             f"more than the budget of {size_text(memory)}. Raise memory=, leave out the site, or save it pooled"
         )
-    return max(least, min(SAVED_CHUNK, memory // widest))
+    return max(least, min(SAVED_CHUNK, memory // max(1, widest)))
 
 
 def rows_per_input(sources: Sequence[Source]) -> int:
