@@ -227,6 +227,14 @@ CHANGED = {
 }
 
 
+def test_facts_of_a_model_under_another_name_are_damage(tmp_path: Path) -> None:
+    zoo = new_zoo(tmp_path, 3)
+    with sqlite3.connect(zoo.folder / "zoo.sqlite") as other:
+        other.execute("UPDATE models SET about = replace(about, 'absent', 'absemt') WHERE id = 2")
+    with pytest.raises(DamagedFile, match=r"zoo\.sqlite is damaged: KeyError: 'absent'"):
+        zoo["m1"].fingerprint  # noqa: B018
+
+
 @pytest.mark.parametrize("change", CHANGED)
 def test_a_database_with_other_bytes_than_were_written(tmp_path: Path, change: str) -> None:
     """SQLite has no checksums: what it hands out may not be text, or not JSON."""

@@ -592,8 +592,9 @@ class Store:
                 if checksum(vectors) != place["checksum"]:
                     raise changed(path, repr(row["name"]))
                 blocks[place["kind"]] = vectors, tuple(place["labels"])
-        about = row.pop("about")
-        return Record(**row, blocks=blocks, absent=about["absent"], about=about["about"])
+        with reading(self.path):
+            about = row.pop("about")
+            return Record(**row, blocks=blocks, absent=about["absent"], about=about["about"])
 
     def vectors(self, kind: str, **filters: Sequence[str]) -> Vectors:
         """Return the mapped rows of a kind, and where those of the models that pass the filters lie."""
