@@ -47,6 +47,18 @@ def test_one_that_comes_is_answered_on_a_connection_that_is_kept(port: int) -> N
             pass
 
 
+def test_a_file_whose_sender_goes_away_is_no_fault_of_the_server(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as caller:
+        caller.sendall(b"POST /api/near HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nbegun")
+        time.sleep(0.2)  # until it is being read
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as caller:
+        caller.sendall(b"GET /api/models/1 HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        while caller.recv(65536):
+            pass
+    time.sleep(0.2)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 def test_questions_take_room_as_answers_do() -> None:
     kept = AnswerCache(lambda: 0, most_bytes=10_000)
     for k in range(100):

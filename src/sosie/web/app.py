@@ -17,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -336,6 +337,7 @@ def _add_errors(app: FastAPI, zoo: Zoo) -> None:
         ZooBusy: 503,
         ZooGone: 503,
         TimeoutError: 408,
+        ClientDisconnect: 400,  # who sent the file is gone
     }
 
     def answer(status: int, text: str) -> Response:
