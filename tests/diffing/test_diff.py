@@ -612,11 +612,28 @@ def test_bad_input() -> None:
         sosie.diff("nowhere", "nothing")
     with pytest.raises(ValueError, match=r"floor must be one of.*did you mean 'bfloat16'"):
         sosie.diff(A, A, X, floor="bf16")
+    for name in ("rtol", "atol"):
+        with pytest.raises(ValueError, match=f"{name} must be a number above 0, got nan"):
+            sosie.diff(A, A, X, **{name: float("nan")})
     with pytest.raises(ValueError, match=r"names 'layers\.9', which is not a site of B"):
         sosie.diff(A, Renamed(A), X, map={"block1": "layers.9"})
     other = nn.Sequential(nn.Flatten(), nn.Linear(192, 7), nn.Tanh(), nn.Linear(7, 5))
     with pytest.raises(ValueError, match=r"no site of A has a counterpart in B.*block1 \[8, 8, 8\].*map="):
         sosie.diff(A, other, X)
+
+
+def test_tokens_that_are_all_padding_show_nothing() -> None:
+    class Tokens(nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.embed, self.scale = nn.Embedding(9, 4), scale
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+            return self.scale * self.embed(input_ids)
+
+    ids = torch.arange(8).view(2, 4)
+    with pytest.raises(ValueError, match="every token as padding"):
+        sosie.diff(Tokens(1.0), Tokens(2.0), [{"input_ids": ids, "attention_mask": torch.zeros_like(ids)}])
 
 
 def test_an_ambiguous_pairing_lists_the_candidates() -> None:

@@ -22,7 +22,7 @@ from ..capture import Chunk, count_inputs, cut, named_arguments, select, unwrap
 from ..capture.calls import Seen, calls_inside
 from ..capture.restore import borrowed
 from ..capture.sites import Names, SilentSite, ancestors, find_name, split_call
-from ..checks import listed
+from ..checks import listed, positive
 from ..engine.network import OUTPUT, for_each, models_and_data, number_duplicates
 from ..engine.outputs import ids_in, right_answers
 from ..engine.plan import MEMORY, parse_size
@@ -92,6 +92,9 @@ def diff(
         raise ValueError(f"diff compares two models, got {len(things)}")
     (model_a, model_b), (name_a, name_b) = things, names
     recorded = Record.load(model_a, name_a) if is_record(model_a) else None
+    for tolerance, word in ((rtol, "rtol"), (atol, "atol")):
+        if tolerance not in (None, 0):
+            positive(tolerance, word)
     if is_record(model_b):
         raise TypeError(f"a record is the reference, so it comes first: diff({str(model_b)!r}, model)")
     if recorded is not None:
@@ -290,6 +293,11 @@ class _Run:
             raise TypeError(
                 f"nothing can be compared: no site gives numbers in both models, and no numbers, tensors or text are "
                 f"found in their answers{f' ({run.unread})' if run.unread else ''}"
+            )
+        if not any(each.entries for each in run.entries.values()) and not run.other_shapes:
+            raise ValueError(
+                "no number was compared: the attention_mask marks every token as padding (it has 1 at tokens), or the "
+                "activations are empty"
             )
         by_site = {row.site_a: row for row in rows}
         at_end = by_site.get(OUTPUT)
