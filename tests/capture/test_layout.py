@@ -303,3 +303,20 @@ def test_attention_that_is_a_higher_order_operator_still_runs():
             return self.out(flexible.flex_attention(q, k, v).transpose(1, 2).reshape(2, 8, 16))
 
     assert last_of(Flexible(), torch.randn(2, 8, 16)) == {"qkv": True, "out": True}
+
+
+class Routed(nn.Module):
+    """A mixture of experts whose one expert is given no token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.expert, self.out = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        x, nowhere = self.inner(x), torch.zeros(x.shape[:2], dtype=torch.bool)
+        chosen = self.expert(x[nowhere]).reshape(-1, 2, 4).reshape(-1, 8)
+        return self.out(x.index_put((nowhere,), chosen))
+
+
+def test_tensors_without_numbers_on_the_way():
+    assert layouts(Routed(), torch.rand(3, 5, 8), ["inner", "out"]) == {"inner": ((5, 8), True), "out": ((5, 8), True)}

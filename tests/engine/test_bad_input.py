@@ -638,3 +638,22 @@ def test_images_that_are_no_batch_of_floats_say_what_to_write(of: Callable[..., 
     for whole in ((images * 255).to(torch.uint8), (images * 255).to(torch.uint8).numpy()):
         with pytest.raises(ValueError, match=r"images of uint8.* images.float\(\) / 255"):
             of(model, model, whole)
+
+
+class _Reads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.body = nn.Embedding(9, 6), nn.Linear(6, 6)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.body(self.embed(input_ids))
+
+
+def test_inputs_that_are_all_padding_give_no_rows() -> None:
+    ids, mask = torch.arange(80).view(20, 4) % 9, torch.ones(20, 4, dtype=torch.long)
+    mask[-8:] = 0  # the few inputs that show the sites before the pass are the last ones
+    given = {"measures": "linear_cka", "sites": "body", "rows": "positions"}
+    c = sosie.compare(_Reads(), _Reads(), [{"input_ids": ids, "attention_mask": mask}], **given)
+    assert c.rows()[0]["n"] == 48
+    with pytest.raises(ValueError, match="the data gave no rows: the attention_mask marks every token as padding"):
+        sosie.compare(_Reads(), _Reads(), [{"input_ids": ids, "attention_mask": 0 * mask}], **given)

@@ -70,7 +70,7 @@ class FeatureAxes(TorchDispatchMode):
             axes = None
             if k == 0 or call.name in _SPLITS:  # other outputs are indices, or sums for a gradient
                 # If an operation takes a form that its rule does not cover, the forward goes on and nothing is known.
-                with suppress(IndexError, KeyError, RuntimeError, TypeError, ValueError):
+                with suppress(IndexError, KeyError, RuntimeError, TypeError, ValueError, ZeroDivisionError):
                     axes = self._axes(call, output)
             if axes is not None and any(axis.holds_any for axis in axes):
                 self._known[output] = axes

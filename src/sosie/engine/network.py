@@ -316,7 +316,8 @@ class Network:
         """Run a few inputs of the first batch to learn the sites; the model is restored afterwards."""
 
         def first_rows(site: str, rows: Tensor) -> tuple[tuple[int, str], Tensor, Tensor]:
-            largest = torch.linalg.vector_norm(rows, torch.inf).double()
+            # There are no rows if all tokens of these inputs are padding.
+            largest = torch.linalg.vector_norm(rows if rows.numel() else rows.new_zeros(1), torch.inf).double()
             return _form(rows), by_input(rows, self._counts.get(site)), largest
 
         with kept_random_state(), kept_attributes(self.model):

@@ -203,6 +203,10 @@ class Partial:
     def finish(self, provenance: dict[str, Any]) -> Comparison:
         """The values of every measure."""
         self.settle()
+        if not self.rows:
+            raise ValueError(
+                "the data gave no rows: the attention_mask marks every token as padding (it has 1 at tokens)"
+            )
         sample = self.statistics.get("sample")
         rows = sample if isinstance(sample, Sample) and sample.folded is None else None
         estimates: dict[str, Estimate] = {}
