@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from http.client import HTTPResponse
