@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from statistics import fmean
 from typing import Any
 
@@ -15,11 +16,18 @@ MEASURES = ("cca", "linear_cka", "debiased_cka", "rbf_cka", "grassmann", "weight
 
 
 def intervals(read: Read) -> Found:
+    pairs = read("figure-4-table-long").get("seeds", [])
     return {
         **figure_2(read("figure-2").get("arms", {})),
-        **figure_2_seeds(read("figure-2-seeds").get("arms", {})),
+        **figure_2_seeds(read("figure-2-seeds").get("arms", {}) | read("figure-2-seeds").get("more", {})),
         **figure_4b(read("figure-4b")),
+        **by_seed(pairs, "figure-4-table-long/{}", pairs[0] if pairs else (), "pairs of networks"),
         **figure_5(read("figure-5")),
+        **by_seed(read("figure-4b-long").get("seeds", []), "figure-4b-long/{}", ("strongest", "gain")),
+        **by_seed(
+            read("figure-5-long").get("seeds", []), "figure-5-long/alexnet_atoms_{}", ("depth_0.99", "first_0.99")
+        ),
+        **figure_12(read("figure-12").get("seeds", [])),
         **figure_6(read("figure-6")),
         **figure_9(read("figure-9a"), read("figure-9b")),
         **table_1(read("table-1-short")),
@@ -66,6 +74,16 @@ def figure_4b(found: dict[str, Any]) -> Found:
     }
 
 
+def by_seed(seeds: list[dict[str, Any]], name: str, keys: Iterable[str], of: str = "seeds") -> Found:
+    return {name.format(key): of_mean([one[key] for one in seeds], of) for key in keys} if seeds else {}
+
+
+def figure_12(seeds: list[dict[str, list[float]]]) -> Found:
+    of = "seeds of several pairs of tasks"
+    keys = ("first_less_middle", "last_less_middle") if seeds else ()
+    return {f"figure-12/alexnet_{key}": of_mean([fmean(one[key]) for one in seeds], of) for key in keys}
+
+
 def figure_5(found: dict[str, Any]) -> Found:
     """Of the rank correlation over layers of one network."""
     result: Found = {}
@@ -101,6 +119,9 @@ def figure_6(found: dict[str, Any]) -> Found:
             n = len(left)
             spread = math.sqrt((n - 1) / n * sum((one - fmean(left)) ** 2 for one in left))
             result[f"figure-6/{name}_{key}"] = of_error(value, spread, f"{n} tasks, left out one by one", n)
+    for key in ("tasks_ari", "kinds_ari"):
+        if "early" in found:
+            result[f"figure-6/early_{key}"] = of_mean([part[key] for part in found["early"]], "seeds")
     share = found["numbers"]["atoms_nearest_shares_task"]
     result["figure-6/atoms_nearest_shares_task"] = of_share(share, int((groups < groups.max()).sum()), "clients")
     return result
@@ -131,6 +152,9 @@ def figure_9(atoms: dict[str, Any], points: dict[str, Any]) -> Found:
         bare = [k for name, k in at.items() if name.startswith("untrained")]
         other = [k for name, k in at.items() if "other start" in name]
         result["figure-9a/across"] = of_mean([cosines[a, b] for a in hundred for b in ten], "pairs of four networks")
+        for key in ("across", "cifar10", "cifar100"):
+            if "seeds" in atoms:
+                result[f"figure-9a/{key}"] = of_mean([one[key] for one in atoms["seeds"]], "seeds")
         result["figure-9a/with_untrained"] = _extreme(cosines, [*hundred, *ten], bare)
         result["figure-9a/other_starts"] = _extreme(cosines, other, other)
     for key, values in points.get("values", {}).items():

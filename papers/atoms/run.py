@@ -6,9 +6,9 @@
     python papers/atoms/draw.py                             # the figures, from results/*.json
 
 Experiments share a GPU: run this a few times side by side, with another `--only` each; their seconds are then of a busy
-machine. Tables 1 and 3 write each method and seed when it is done, figure-2-seeds each seed, figure-4-table-long each
-arm (nets/, or the folder SOSIE_CHECKPOINTS), and a run that was ended goes on behind it. SOSIE_DATA names the folders
-with the images (README.md says which).
+machine. Tables 1 and 3 write each method and seed when it is done, figure-2-seeds, figure-4b-long and figures 6, 9a and
+12 each seed, figure-4-table-long each arm (nets/, or the folder SOSIE_CHECKPOINTS), and a run that was ended goes on
+behind it. SOSIE_DATA names the folders with the images (README.md says which).
 """
 
 from __future__ import annotations
@@ -105,25 +105,36 @@ class Settings:
     atoms: tuple[int, ...] = (6, 9)
     task: Recipe = Recipe(epochs=12, rate=0.01, images=2450, clip=1.0)  # figure 2; half of a task's images
     whole_task: Recipe = Recipe(epochs=12, rate=0.01, clip=1.0)  # figure-2-seeds: all of a task's images
-    figure_2_seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    figure_2_seeds: tuple[int, ...] = tuple(range(24))
+    figure_2_six: tuple[int, ...] = tuple(range(20))  # seeds of six atoms, coefficients drawn at random
+    figure_2_drawn: int = 5  # seeds whose every pair is written, for the figure
     first: Recipe = Recipe(epochs=12, rate=0.01, clip=1.0)  # coefficients from the first task
     weights: tuple[float, ...] = (0.0, 1e-4, 3e-4, 1e-3, 3e-3)  # figure 4b: of the penalty as it is printed
     cosine_weights: tuple[float, ...] = (3e-4, 3e-3)  # of the penalty of normalised channels
     decorrelated: Recipe = Recipe(epochs=8, rate=0.01, images=2450, clip=1.0)
+    decorrelated_long: Recipe = Recipe(epochs=60, rate=0.01, images=2450, clip=1.0)  # the first weight and the last
+    decorrelated_seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     pair: Recipe = Recipe(epochs=4, rate=0.02, images=25_000, clip=1.0)  # figure 4's table; diverged without clipping
     long_pair: Recipe = Recipe(epochs=60, batch=256, rate=0.04, clip=1.0)  # figure-4-table-long
     long_pair_at: tuple[int, ...] = (4, 15, 30, 60)  # epochs that are looked at
+    long_pair_seeds: tuple[int, ...] = (0, 1, 2)  # learnt coefficients: of the first alone
     bound_draws: int = 500
     untrained: Recipe = Recipe(epochs=8, rate=0.02, images=10_000)  # figure 9a
+    untrained_seeds: tuple[int, ...] = tuple(range(10))
     toys: int = 10  # figure 9b
     toy_steps: int = 300
 
     dynamics: Recipe = Recipe(epochs=30, batch=256, rate=0.02)  # figure 5, AlexNet [150 epochs]
+    long_dynamics: Recipe = Recipe(epochs=150, batch=256, rate=0.02)  # AlexNet again, atoms alone
+    long_dynamics_seeds: tuple[int, ...] = (0, 1, 2, 3, 4)  # [one]
     deep_dynamics: Recipe = Recipe(epochs=20, batch=256, rate=0.02)  # VGG-11 [20 epochs on ImageNet]
     two_tasks: Recipe = Recipe(epochs=20, rate=0.02)  # figures 12 and 13
+    two_tasks_seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    two_tasks_pairs: int = 5  # of tasks [one]
 
     users: Recipe = Recipe(epochs=90, batch=50)  # figure 6
     users_at: tuple[int, ...] = (1, 5, 15, 30, 90)  # epochs that are looked at
+    early_seeds: tuple[int, ...] = tuple(range(20))  # to the first of them
     cifar_tasks: int = 20
     a_task: int = 5  # clients that share a task
     digit_clients: int = 20
@@ -164,18 +175,29 @@ def small(full: Settings) -> Settings:
         task=tiny,
         whole_task=tiny,
         figure_2_seeds=(0, 1),
+        figure_2_six=(0, 1),
+        figure_2_drawn=1,
         first=tiny,
         weights=(0.0, 3e-3),
         cosine_weights=(3e-3,),
         decorrelated=tiny,
+        decorrelated_long=tiny,
+        decorrelated_seeds=(0, 1),
         pair=tiny,
         long_pair=replace(tiny, epochs=2),
         long_pair_at=(1, 2),
+        long_pair_seeds=(0, 1),
+        untrained_seeds=(0, 1),
+        two_tasks_seeds=(0, 1),
+        two_tasks_pairs=2,
+        early_seeds=(0, 1),
         bound_draws=20,
         untrained=tiny,
         toys=2,
         toy_steps=20,
         dynamics=replace(tiny, epochs=2, images=100),
+        long_dynamics=replace(tiny, epochs=3, images=100),
+        long_dynamics_seeds=(0, 1),
         deep_dynamics=replace(tiny, epochs=2, images=100),
         two_tasks=replace(tiny, epochs=2),
         users=Recipe(epochs=2, batch=8),
@@ -222,36 +244,58 @@ def figure_2(settings: Settings) -> dict[str, Any]:
 
 
 def figure_2_seeds(settings: Settings) -> dict[str, Any]:
-    """The paper's nine atoms and all images of the tasks, several times: other coefficients, first atoms and orders."""
-    parts = []
-    for seed in settings.figure_2_seeds:
-        own = replace(settings, seed=seed, task=settings.whole_task)
-        asked = {key: asdict(getattr(own, key)) for key in ("task", "first", "probes")}
-        asked |= {key: getattr(own, key) for key in ("seed", "tasks", "network", "hidden", "width", "limit")}
-        parts.append(remember(settings.cache, f"figure-2-seed{seed}", asked, partial(arms_of, own, 9, (SAME,))))
-    arms = {f"{name}_seed{part['asked']['seed']}": part[name] for part in parts for name in part if "_m9" in name}
+    """All images of the tasks, several times: other coefficients, first atoms and orders; the paper's nine atoms, and
+    six on coefficients drawn at random."""
+    drawn: dict[str, Any] = {}
+    more: dict[str, Any] = {}
     numbers: dict[str, float | None] = {}
-    for name in ("random_m9", "first_task_m9"):
-        found = [summary(part[name]) for part in parts]
-        for key in found[0]:
-            of = [each[key] for each in found if each[key] is not None]
-            if of:
-                numbers |= {
-                    f"{name}_{key}": fmean(of),
-                    f"{name}_{key}_lowest": min(of),
-                    f"{name}_{key}_highest": max(of),
-                }
-    return {"numbers": numbers, "tasks": settings.tasks, "arms": arms}
+    for atoms, seeds, sources in (
+        (9, settings.figure_2_seeds, ("random", "first_task")),
+        (6, settings.figure_2_six, ("random",)),
+    ):
+        parts = [seed_of_figure_2(settings, seed, atoms, sources) for seed in seeds]
+        for name in (f"{source}_m{atoms}" for source in sources):
+            of_seeds = [summary(each[name]) for each in parts]
+            for key in of_seeds[0]:
+                of = [each[key] for each in of_seeds if each[key] is not None]
+                if of:
+                    numbers |= {
+                        f"{name}_{key}": fmean(of),
+                        f"{name}_{key}_lowest": min(of),
+                        f"{name}_{key}_highest": max(of),
+                    }
+            for seed, found in zip(seeds, parts, strict=True):
+                whole = atoms == 9 and seed in settings.figure_2_seeds[: settings.figure_2_drawn]
+                (drawn if whole else more)[f"{name}_seed{seed}"] = found[name] if whole else of_networks(found[name])
+    return {"numbers": numbers, "tasks": settings.tasks, "arms": drawn, "more": more}
 
 
-def arms_of(settings: Settings, atoms: int, starts: Sequence[str]) -> dict[str, Any]:
-    """So many atoms, both kinds of coefficients, and these kinds of first atoms: all networks in one stack."""
+def seed_of_figure_2(settings: Settings, seed: int, atoms: int, sources: Sequence[str]) -> dict[str, Any]:
+    own = replace(settings, seed=seed, task=settings.whole_task)
+    asked = {key: asdict(getattr(own, key)) for key in ("task", "first", "probes")}
+    asked |= {key: getattr(own, key) for key in ("seed", "tasks", "network", "hidden", "width", "limit")}
+    name = f"figure-2-seed{seed}" if atoms == 9 else f"figure-2-six-seed{seed}"
+    return remember(settings.cache, name, asked, partial(arms_of, own, atoms, (SAME,), sources))
+
+
+def of_networks(arm: dict[str, Any]) -> dict[str, Any]:
+    """The correlations over pairs of networks alone, without those of single layers."""
+    correlations = {
+        ours: {measure: {"network": found["network"]} for measure, found in by_measure.items()}
+        for ours, by_measure in arm["correlations"].items()
+    }
+    return {"correlations": correlations}
+
+
+def arms_of(
+    settings: Settings, atoms: int, starts: Sequence[str], sources: Sequence[str] = ("random", "first_task")
+) -> dict[str, Any]:
+    """So many atoms, these kinds of coefficients and of first atoms: all networks in one stack."""
     images, test = pool(settings, "cifar100", "train"), pool(settings, "cifar100", "test")
     tasks = class_tasks(settings.tasks, OF_TASK)
-    bases = {
-        "random": make(settings, settings.network, OF_TASK, atoms, settings.seed),
-        "first_task": first_task(settings, atoms, images),
-    }
+    bases = {"random": make(settings, settings.network, OF_TASK, atoms, settings.seed)}
+    if "first_task" in sources:
+        bases["first_task"] = first_task(settings, atoms, images)
     plan = [(source, start) for source in bases for start in starts]
     models = [
         model
@@ -317,10 +361,50 @@ def penalties(activations: list[Tensor]) -> Tensor:
 
 def figure_4b(settings: Settings) -> dict[str, Any]:
     """The same ten tasks with the decorrelation penalty at several weights, all in one stack."""
-    images, test = pool(settings, "cifar100", "train"), pool(settings, "cifar100", "test")
-    tasks, recipe = class_tasks(settings.tasks, OF_TASK), settings.decorrelated
-    base = make(settings, settings.network, OF_TASK, settings.atoms[0], settings.seed)
     plan = [(weight, 0.0) for weight in settings.weights] + [(0.0, weight) for weight in settings.cosine_weights]
+    arms = penalised(settings, plan, settings.decorrelated)
+    r = {name: arm["correlation"]["pearson"]["value"] for name, arm in arms.items()}
+    printed = [r[f"{weight:g}"] for weight in settings.weights]
+    numbers = {
+        "without": printed[0],
+        "strongest": printed[-1],
+        "gain": printed[-1] - printed[0],
+        "steps_up": sum(b > a for a, b in itertools.pairwise(printed)),
+        "normalised_strongest": r[f"cosines_{settings.cosine_weights[-1]:g}"],
+        "channels_without": arms["0"]["squared_cosine_of_channels"],
+        "channels_strongest": arms[f"{settings.weights[-1]:g}"]["squared_cosine_of_channels"],
+        "accuracy_without": arms["0"]["accuracy"],
+        "accuracy_strongest": arms[f"{settings.weights[-1]:g}"]["accuracy"],
+    }
+    return {"numbers": numbers, "arms": arms}
+
+
+def figure_4b_long(settings: Settings) -> dict[str, Any]:
+    """Without the penalty and with the strongest, for longer and several times; each seed is written."""
+    plan, recipe = [(settings.weights[0], 0.0), (settings.weights[-1], 0.0)], settings.decorrelated_long
+    asked: dict[str, Any] = {"plan": plan, "recipe": asdict(recipe), "probes": asdict(settings.probes)}
+    asked |= {key: getattr(settings, key) for key in ("tasks", "network", "hidden", "width", "limit", "draws")}
+    seeds = []
+    for seed in settings.decorrelated_seeds:
+        make = partial(penalised, replace(settings, seed=seed), plan, recipe)
+        arms = remember(settings.cache, f"figure-4b-long-seed{seed}", asked, make)
+        without, strongest = (arms[f"{weight:g}"] for weight, _ in plan)
+        r = [arm["correlation"]["pearson"]["value"] for arm in (without, strongest)]
+        seeds.append({
+            "without": r[0],
+            "strongest": r[1],
+            "gain": r[1] - r[0],
+            "accuracy_without": without["accuracy"],
+            "accuracy_strongest": strongest["accuracy"],
+        })  # fmt: skip
+    return {"numbers": {key: fmean(one[key] for one in seeds) for key in seeds[0]}, "seeds": seeds}
+
+
+def penalised(settings: Settings, plan: Sequence[tuple[float, float]], recipe: Recipe) -> dict[str, Any]:
+    """Ten tasks for each pair of weights, of the penalty as it is printed and of normalised channels."""
+    images, test = pool(settings, "cifar100", "train"), pool(settings, "cifar100", "test")
+    tasks = class_tasks(settings.tasks, OF_TASK)
+    base = make(settings, settings.network, OF_TASK, settings.atoms[0], settings.seed)
     weights = torch.tensor(plan, device=settings.device).repeat_interleave(len(tasks), 0)
     lessons = Lessons.of(images, tasks, recipe.images).repeat(len(plan))
     models = copies(base, len(tasks) * len(plan))
@@ -341,20 +425,7 @@ def figure_4b(settings: Settings) -> dict[str, Any]:
             "accuracy": float(right[own].mean()),
             "pairs": {"atoms": atoms[upper].tolist(), "cca": cca[upper].tolist()},
         }
-    r = {name: arm["correlation"]["pearson"]["value"] for name, arm in arms.items()}
-    printed = [r[f"{weight:g}"] for weight in settings.weights]
-    numbers = {
-        "without": printed[0],
-        "strongest": printed[-1],
-        "gain": printed[-1] - printed[0],
-        "steps_up": sum(b > a for a, b in itertools.pairwise(printed)),
-        "normalised_strongest": r[f"cosines_{settings.cosine_weights[-1]:g}"],
-        "channels_without": arms["0"]["squared_cosine_of_channels"],
-        "channels_strongest": arms[f"{settings.weights[-1]:g}"]["squared_cosine_of_channels"],
-        "accuracy_without": arms["0"]["accuracy"],
-        "accuracy_strongest": arms[f"{settings.weights[-1]:g}"]["accuracy"],
-    }
-    return {"numbers": numbers, "arms": arms}
+    return arms
 
 
 def off_diagonal(layers: Iterable[Tensor]) -> float | None:
@@ -434,21 +505,28 @@ def figure_4_table(settings: Settings) -> dict[str, Any]:
 
 def figure_4_table_long(settings: Settings) -> dict[str, Any]:
     """The same after more epochs on all images, and at several of them; the learnt base, then each arm, is written."""
-    recipe = settings.long_pair
-    asked = {key: getattr(settings, key) for key in ("seed", "network", "hidden", "width", "limit", "long_pair_at")}
-    asked |= {"recipe": asdict(recipe), "probes": asdict(settings.probes)}
-    by_arm = {
-        name: remember(settings.cache, f"figure-4-table-long-{name}", asked, partial(long_arm, settings, name, asked))
-        for name in ("random", "learnt")
-    }
+    seeds = [long_arms(settings, seed) for seed in settings.long_pair_seeds]
     by_epoch = {
-        str(epoch): {name: found[str(epoch)] for name, found in by_arm.items()} for epoch in settings.long_pair_at
+        str(epoch): {name: found[str(epoch)] for name, found in seeds[0].items()} for epoch in settings.long_pair_at
     }
     numbers = {
         f"{key}_after_{epoch}": value for epoch, arms in by_epoch.items() for key, value in pair_numbers(arms).items()
     }
-    last = by_epoch[str(recipe.epochs)]
-    return {"numbers": {**pair_numbers(last), **numbers}, "arms": last, "by_epoch": by_epoch}
+    last = str(settings.long_pair.epochs)
+    of_seeds = [pair_numbers({"random": found["random"][last]}) for found in seeds]
+    numbers |= pair_numbers(by_epoch[last]) | {key: fmean(each[key] for each in of_seeds) for key in of_seeds[0]}
+    return {"numbers": numbers, "arms": by_epoch[last], "by_epoch": by_epoch, "seeds": of_seeds}
+
+
+def long_arms(settings: Settings, seed: int) -> dict[str, Any]:
+    own = replace(settings, seed=seed)
+    asked = {key: getattr(own, key) for key in ("seed", "network", "hidden", "width", "limit", "long_pair_at")}
+    asked |= {"recipe": asdict(own.long_pair), "probes": asdict(own.probes)}
+    names = ("random", "learnt") if seed == settings.long_pair_seeds[0] else ("random",)
+    return {
+        name: remember(settings.cache, f"figure-4-table-long-{name}", asked, partial(long_arm, own, name, asked))
+        for name in names
+    }
 
 
 def learnt_base(settings: Settings, drawn: nn.Module, recipe: Recipe) -> nn.Module:
@@ -504,6 +582,21 @@ def pair_numbers(arms: dict[str, dict[str, float]]) -> dict[str, float]:
 
 def figure_9a(settings: Settings) -> dict[str, Any]:
     """Two networks on CIFAR-10, two on CIFAR-100, and atoms that were never trained, on the same coefficients."""
+    keys = ("network", "hidden", "width", "limit")
+    asked = {"recipe": asdict(settings.untrained)} | {key: getattr(settings, key) for key in keys}
+    seeds = [
+        remember(settings.cache, f"figure-9a-seed{seed}", asked, partial(seed_of_9a, replace(settings, seed=seed)))
+        for seed in settings.untrained_seeds
+    ]
+    numbers = {key: fmean(part["numbers"][key] for part in seeds) for key in seeds[0]["numbers"]}
+    for key in ("with_untrained", "other_starts"):  # the largest
+        numbers[key] = max(part["numbers"][key] for part in seeds)
+    numbers["least_trained"] = min(part["numbers"]["least_trained"] for part in seeds)
+    first = {key: seeds[0][key] for key in ("names", "cosines")}
+    return {"numbers": numbers, **first, "seeds": [part["numbers"] for part in seeds]}
+
+
+def seed_of_9a(settings: Settings) -> dict[str, Any]:
     images = pool(settings, "cifar100", "train").merge(pool(settings, "cifar10", "train"))
     tasks = [list(range(100)), list(range(100)), list(range(100, 110)), list(range(100, 110))]
     recipe = settings.untrained
@@ -668,6 +761,29 @@ def figure_5(settings: Settings) -> dict[str, Any]:
     return {"numbers": numbers, "runs": runs}
 
 
+def figure_5_long(settings: Settings) -> dict[str, Any]:
+    """AlexNet with its atoms trained as long as the paper's, several times side by side: when its layers settle."""
+    images, recipe = pool(settings, "cifar100", "train"), settings.long_dynamics
+    seeds = settings.long_dynamics_seeds
+    models = [model for seed in seeds for model in copies(make(settings, settings.network, 100, 9, seed), 1)]
+    lessons = Lessons.of(images, [list(range(100))], recipe.images).repeat(len(seeds))
+    states = train(settings, models, images, lessons, recipe, seed=settings.seed, keep=range(recipe.epochs + 1))
+    found = []
+    for k in range(len(seeds)):
+        kernels = [{layer: x[k] for layer, x in atoms_of(states[epoch]).items()} for epoch in sorted(states)]
+        steps = settled_kernels(kernels, THRESHOLDS[0])
+        depth = rank_correlation(list(enumerate(steps)))
+        found.append({"settled": steps, "depth_0.99": depth, "first_0.99": steps[0] / recipe.epochs})
+    test = pool(settings, "cifar100", "test")
+    whole = Lessons.of(test, [list(range(100))]).repeat(len(seeds))
+    right = accuracies(settings, models[0], states[recipe.epochs], test, whole)
+    numbers: dict[str, float | None] = {"accuracy": float(right.mean())}
+    for key in ("depth_0.99", "first_0.99"):
+        known = [one[key] for one in found if one[key] is not None]
+        numbers[f"alexnet_atoms_{key}"] = fmean(known) if known else None
+    return {"numbers": numbers, "layers": list(atoms_of(states[0])), "seeds": found}
+
+
 def settling(found: Any, epochs: int) -> dict[str, float | None]:
     """When the first and the last layer settle, as shares of the training, and whether that goes with depth."""
     numbers: dict[str, float | None] = {}
@@ -734,7 +850,30 @@ def figure_12(settings: Settings) -> dict[str, Any]:
             f"{label}_lowest_layer": int(end.argmin()) / (len(end) - 1),
             f"{label}_least": float(end.min()),
         }
-    return {"numbers": numbers, "runs": runs}
+    asked = {"recipe": asdict(settings.two_tasks), "pairs": settings.two_tasks_pairs}
+    asked |= {key: getattr(settings, key) for key in ("network", "hidden", "width", "limit")}
+    seeds = [
+        remember(settings.cache, f"figure-12-seed{seed}", asked, partial(many_tasks, replace(settings, seed=seed)))
+        for seed in settings.two_tasks_seeds
+    ]
+    for key in ("first_less_middle", "last_less_middle"):
+        numbers[f"alexnet_{key}"] = fmean(value for part in seeds for value in part[key])
+    return {"numbers": numbers, "runs": runs, "seeds": seeds}
+
+
+def many_tasks(settings: Settings) -> dict[str, Any]:
+    """AlexNet on several pairs of tasks, all networks in one stack: how alike the atoms of a pair end, by layer."""
+    images, tasks = pool(settings, "cifar100", "train"), class_tasks(2 * settings.two_tasks_pairs, 10)
+    base = make(settings, settings.network, 10, DYNAMICS_ATOMS, settings.seed)
+    recipe, lessons = settings.two_tasks, Lessons.of(images, tasks, settings.two_tasks.images)
+    state = train(settings, copies(base, len(tasks)), images, lessons, recipe, seed=settings.seed)[recipe.epochs]
+    ends = [[float(one[k, k + 1]) for one in by_atoms(state).values()] for k in range(0, len(tasks), 2)]
+    middle = [fmean(end[2:-1] if len(end) > 3 else end[1:-1]) for end in ends]
+    return {
+        "ends": ends,
+        "first_less_middle": [fmean(end[:2]) - one for end, one in zip(ends, middle, strict=True)],
+        "last_less_middle": [end[-1] - one for end, one in zip(ends, middle, strict=True)],
+    }
 
 
 # Table 2: ten tasks learnt one after another, and networks of similar tasks called in to help.
@@ -1027,11 +1166,27 @@ def figure_6(settings: Settings) -> dict[str, Any]:
     for name, score in scores[str(recipe.epochs)].items():
         numbers |= {f"{name}_{key}": value for key, value in score.items()}
     early = str(settings.users_at[0])
-    numbers |= {f"early_{key}": value for key, value in scores[early]["atoms"].items()}
+    recipe, keys = replace(recipe, epochs=settings.users_at[0]), ("width", "limit", "cifar_tasks", "a_task")
+    asked = {"recipe": asdict(recipe)} | {key: getattr(settings, key) for key in (*keys, "digit_clients")}
+    parts = [
+        remember(settings.cache, f"figure-6-early-seed{seed}", asked, partial(early_users, settings, seed, recipe))
+        for seed in settings.early_seeds
+    ]
+    numbers |= {f"early_{key}": fmean(part[key] for part in parts) for key in scores[early]["atoms"]}
     shown = {early, str(settings.users_at[len(settings.users_at) // 2]), str(recipe.epochs)}
     kept = {epoch: {name: upper(m) for name, m in each.items() if name in SHOWN} for epoch, each in maps.items()
             if epoch in shown}  # fmt: skip
-    return {"numbers": numbers, "groups": groups.tolist(), "scores": scores, "maps": kept}
+    return {"numbers": numbers, "groups": groups.tolist(), "scores": scores, "maps": kept, "early": parts}
+
+
+def early_users(settings: Settings, seed: int, recipe: Recipe) -> dict[str, Any]:
+    """Clients of another seed, as far as the first epoch that is looked at: how far atoms tell them apart."""
+    own = replace(settings, seed=seed)
+    images = pool(settings, "cifar100", "train").merge(pool(settings, "mnist", "train"))
+    lessons, groups, _ = clients(own, images)
+    models = copies(make(own, "small_cnn", OF_CLIENT, USERS_ATOMS, seed), len(groups))
+    state = train(own, models, images, lessons, recipe, seed=seed)[recipe.epochs]
+    return judged(mean(by_atoms(state)), groups)
 
 
 def similarities_of_users(
@@ -1086,11 +1241,13 @@ EXPERIMENTS = {
     "figure-2-seeds": figure_2_seeds,
     "figure-4a": figure_4a,
     "figure-4b": figure_4b,
+    "figure-4b-long": figure_4b_long,
     "figure-4-table": figure_4_table,
     "figure-4-table-long": figure_4_table_long,
     "figure-9a": figure_9a,
     "figure-9b": figure_9b,
     "figure-5": figure_5,  # 10 and 11 too
+    "figure-5-long": figure_5_long,
     "figure-12": figure_12,  # 13 too
     "table-2": table_2,
     "figure-3": figure_3,

@@ -25,7 +25,8 @@ def intervals(read: Read) -> Found:
     return {
         **found,
         **one_seed(read("table-5-rest").get("numbers", {}), sds),
-        **table_3(read("table-3")),
+        **table_3(read("table-3"), "table-3"),
+        **table_3(read("table-3-full"), "table-3-full"),
         **table_2(read("table-2")),
         **figures(read, falls["cka_sr"]),
     }
@@ -77,25 +78,25 @@ def one_seed(numbers: dict[str, Any], sds: dict[str, tuple[float, int] | None]) 
     )
 
 
-def table_3(found: dict[str, Any]) -> Found:
+def table_3(found: dict[str, Any], table: str) -> Found:
     if not found:
         return {}
     arms = found["accuracy"]["arms"]
     result: Found = {}
     for arm in ("cca", "cka_sr"):
-        result[f"table-3/{arm}_gain"] = of(found["accuracy"]["differences"].get(arm))
+        result[f"{table}/{arm}_gain"] = of(found["accuracy"]["differences"].get(arm))
         for kind in ("penalised", "biased", "debiased"):
-            result[f"table-3/{arm}_{kind}_fall"] = of(found["fall"][kind].get(arm))
-    result["table-3/cka_sr_over_cca"] = of(found.get("cka_sr_over_cca"))
+            result[f"{table}/{arm}_{kind}_fall"] = of(found["fall"][kind].get(arm))
+    result[f"{table}/cka_sr_over_cca"] = of(found.get("cka_sr_over_cca"))
     none = arms["none"]
     number = len(none["seeds"])
     if none["sd"] and number > 1:
         half = float(stats.t.ppf(0.975, number - 1)) * none["sd"] / math.sqrt(number)
-        result["table-3/none"] = Interval(none["mean"] - half, none["mean"] + half, f"{number} seeds", number)
+        result[f"{table}/none"] = Interval(none["mean"] - half, none["mean"] + half, f"{number} seeds", number)
         ratio, diverged = found["numbers"]["cca_spread"], found["numbers"]["cca_diverged"]
         if ratio:
-            result["table-3/cca_spread"] = of_spread_ratio(ratio, number, number, f"{number} seeds")
-        result["table-3/cca_diverged"] = of_share(diverged / number, number, "seeds", times=number)
+            result[f"{table}/cca_spread"] = of_spread_ratio(ratio, number, number, f"{number} seeds")
+        result[f"{table}/cca_diverged"] = of_share(diverged / number, number, "seeds", times=number)
     return result
 
 
@@ -129,4 +130,7 @@ def figures(read: Read, sd: tuple[float, int] | None) -> Found:
         for key in ("biased_rise", "biased_highest_step", "debiased_rise", "all_pairs_rise"):
             interval = _borrowed(numbers.get(key), sd, f"{seeds} seed{'s' * (seeds > 1)} {scatter}", seeds)
             result[f"{figure}/{key}"] = interval
+    for figure in ("figure-1", "figure-2", "figure-2-full"):
+        for kind, rise in read(figure).get("rise_by_seed", {}).items():
+            result[f"{figure}/{kind}_rise"] = of(rise)
     return result

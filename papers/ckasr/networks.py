@@ -374,6 +374,7 @@ def _record(settings: Settings, job: Job, model: nn.Module, before: Record, seco
     }
     if job.seed in settings.map_seeds:
         found["map"] = layer_map(settings, model, job.dataset)
+    if job.seed in settings.information_seeds:
         found["information"] = information(settings, model, job.dataset)
     return found
 

@@ -85,6 +85,7 @@ class Settings:
     probes: int = 1000  # test images that layers are compared on, in evaluation mode
     few: int = 128  # as many as a batch has: what the penalty itself sees
     map_seeds: tuple[int, ...] = (0,)  # whose layers are all compared with each other
+    information_seeds: tuple[int, ...] = (0, 1, 2)
     epsilons: tuple[float, ...] = (1e-4, 1e-3, 1e-2)
     relative_epsilon: float = 0.1  # in root mean squares of a layer's kept weights
     bins: int = 81
@@ -103,6 +104,7 @@ class Settings:
     sparse: Recipe = Recipe(epochs=12)  # tables 2 and 3, figure 2: CIFAR-10
     sparsity: float = 0.95
     table_3_seeds: tuple[int, ...] = tuple(range(5))  # [one]
+    full_seeds: tuple[int, ...] = tuple(range(10))  # of table 3 by table 5's longest training
     table_2_seeds: tuple[int, ...] = (0, 1, 2)  # [one]; the baseline is table 3's
     weights: tuple[float, ...] = (1e-4, 8e-4, 1e-2)  # [1e-5 to 1e-2, twelve]
     samples: tuple[tuple[int | None, int], ...] = ((None, 1), (8, 5), (8, 10))  # rows, every
@@ -112,6 +114,7 @@ class Settings:
     deep: str = "resnet56"
     figure_1: Recipe = Recipe(epochs=16)
     figure_1_weights: tuple[float, ...] = (8e-4, 1e-2)  # and none
+    figure_1_seeds: tuple[int, ...] = (0, 1, 2)  # [one]
     tokens: Tokens = field(default_factory=Tokens)
 
     tokens_of_paper: int = 196  # lemmas: of a ViT with patches of 16 pixels
@@ -146,7 +149,9 @@ def small(full: Settings) -> Settings:
         sparse=tiny,
         sparsity=0.5,
         table_3_seeds=(0, 1),
+        full_seeds=(0, 1),
         table_2_seeds=(0, 1),
+        figure_1_seeds=(0, 1),
         samples=((None, 1), (4, 1), (4, 2)),
         table_4_networks=("resnet8", "resnet14"),
         table_4_options=(("width", 0.125),),
@@ -243,6 +248,11 @@ def table_3(settings: Settings) -> dict[str, Any]:
         "cca_diverged": sum(record["diverged"] for record in by_arm["cca"].values()),
     }
     return {"numbers": numbers, **found, "cka_sr_over_cca": ahead}
+
+
+def table_3_full(settings: Settings) -> dict[str, Any]:
+    """The same with 160 epochs and ten seeds."""
+    return table_3(replace(settings, sparse=settings.table_5_full, table_3_seeds=settings.full_seeds))
 
 
 def table_2(settings: Settings) -> dict[str, Any]:
@@ -429,10 +439,12 @@ Levels = Mapping[float, Mapping[int, Record]]  # weight of the penalty → seed 
 
 
 def figure_1(settings: Settings) -> dict[str, Any]:
-    """ResNet-56, one seed each weight."""
+    """ResNet-56."""
     arms = (NONE, *(sampled(None, 1, weight) for weight in settings.figure_1_weights))
     jobs = [
-        Job("cifar10", settings.deep, settings.figure_1, 0, arm, settings.sparsity, settings.options) for arm in arms
+        Job("cifar10", settings.deep, settings.figure_1, seed, arm, settings.sparsity, settings.options)
+        for seed in settings.figure_1_seeds
+        for arm in arms
     ]
     return described_by_weight(levels(arms, arranged(jobs, train(settings, jobs))))
 
@@ -441,6 +453,11 @@ def figure_2(settings: Settings) -> dict[str, Any]:
     """ResNet-20: the networks of tables 2 and 3 whose penalty sees all rows of every batch."""
     arms = (NONE, *(sampled(None, 1, weight) for weight in settings.weights))
     return described_by_weight(levels(arms, trained(settings, arms, settings.table_2_seeds)))
+
+
+def figure_2_full(settings: Settings) -> dict[str, Any]:
+    """The same with 160 epochs: networks of table-3-full, and two more weights."""
+    return figure_2(replace(settings, sparse=settings.table_5_full))
 
 
 def figure_3(settings: Settings) -> dict[str, Any]:
@@ -481,10 +498,25 @@ def described_by_weight(by_weight: Levels) -> dict[str, Any]:
             f"{kind}_lowest_step": min(steps) if whole else None,
             f"{kind}_highest_step": max(steps) if whole else None,
         }
+    whole, none = by_weight[max(by_weight)], by_weight[0.0]
+    by_seed = {
+        kind: difference(chosen(whole, read), chosen(none, read))
+        for kind, read in (
+            ("epsilon_all", lambda one: epsilon_of(one, "all")),
+            ("nats", lambda one: one.get("information", {}).get("nats")),
+        )
+    }
     by_name = {f"{weight:g}": dict(records) for weight, records in by_weight.items()}
     points = {name: [r["information"]["points"] for r in records.values() if "information" in r][:1]
               for name, records in by_name.items()}  # fmt: skip
-    return {"numbers": numbers, "weights": list(by_weight), "rows": rows, "maps": maps(by_name), "information": points}
+    return {
+        "numbers": numbers,
+        "weights": list(by_weight),
+        "rows": rows,
+        "maps": maps(by_name),
+        "information": points,
+        "rise_by_seed": by_seed,
+    }
 
 
 def finite(record: Record) -> float | None:
@@ -589,6 +621,8 @@ EXPERIMENTS = {  # the most important first
     "table-5-rest": table_5_rest,
     "table-5-longer": table_5_longer,
     "table-5-full": table_5_full,
+    "table-3-full": table_3_full,
+    "figure-2-full": figure_2_full,  # networks of table-3-full
 }
 
 if __name__ == "__main__":

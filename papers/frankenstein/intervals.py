@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import math
+from collections.abc import Collection
+from itertools import combinations, pairwise
 from statistics import fmean, pstdev
 from typing import Any
 
-from scatter import Found, Read, of_correlation, of_mean, of_resampled, of_share, of_spread
+from scatter import Found, Interval, Read, of_correlation, of_error, of_mean, of_resampled, of_share, of_spread
 
 COLLAPSED, FAIR, LATE, SPARSE = 0.5, 0.7, 3, 0.85  # as in run.py
 PAIRS = "pairs of networks"
@@ -16,6 +18,11 @@ def intervals(read: Read) -> Found:
     return {
         **figure_2(read("figure-2").get("architectures", {}).get("tiny10"), "figure-2/tiny10"),
         **figure_2(read("figure-2-ten").get("architectures", {}).get("resnet20"), "figure-2-ten/resnet20"),
+        **{
+            key: interval
+            for arm, part in read("further-results").get("architectures", {}).items()
+            for key, interval in figure_2(part, f"further-results/{arm}").items()
+        },
         **ckas(read("baseline-cka").get("rows", []), "baseline-cka/{}_linear_cka"),
         **ckas(read("figure-2-ten").get("cka", []), "figure-2-ten/{}_linear_cka"),
         **figure_3(read("figure-3").get("rows", [])),
@@ -23,7 +30,7 @@ def intervals(read: Read) -> Found:
         **figure_6(read("figure-6").get("sites", {})),
         **modes(read("mode-connectivity").get("layers", {})),
         **figure_7(read("figure-7").get("rows", [])),
-        **figure_8(read("figure-8").get("sites", {})),
+        **figure_8(pairs_of(read("figure-8"))),
         **across(read),
     }
 
@@ -93,12 +100,14 @@ def ckas(rows: list[dict[str, Any]], name: str) -> Found:
 
 
 def figure_3(rows: list[dict[str, Any]]) -> Found:
-    """A unit is a layer of a pair, at all widths."""
-    units: dict[Any, dict[int, float]] = {}
+    """A unit is a pair, all its layers as one; of fewer than three pairs a layer of a pair, at all widths."""
+    held: dict[Any, dict[int, list[float]]] = {}
+    few, of = _units({str(row["pair"]) for row in rows})
     for row in rows:
         if row["kind"] == "task_loss":
-            units.setdefault((str(row["pair"]), row["site"]), {})[row["width"]] = row["relative_accuracy"]
-    whole = list(units.values())
+            unit = held.setdefault((str(row["pair"]), row["site"] if few else ""), {})
+            unit.setdefault(row["width"], []).append(row["relative_accuracy"])
+    whole = [{width: fmean(values) for width, values in unit.items()} for unit in held.values()]
     if not whole:
         return {}
     widths = sorted(whole[0])
@@ -106,11 +115,16 @@ def figure_3(rows: list[dict[str, Any]]) -> Found:
     def with_width(drawn: list[dict[int, float]]) -> float:
         return _pearson([(width, fmean(unit[width] for unit in drawn)) for width in widths])
 
-    of = "layers of two pairs"
     return {
         "figure-3/task_loss_at_width_1": of_mean([unit[widths[0]] for unit in whole], of),
         "figure-3/task_loss_correlation_with_width": of_resampled(whole, with_width, of),
     }
+
+
+def _units(pairs: Collection[Any]) -> tuple[bool, str]:
+    """Whether there are too few pairs for a scatter, so that their layers are taken as units; and in words."""
+    names = {1: "layers of one pair", 2: "layers of two pairs"}
+    return len(pairs) in names, names.get(len(pairs), PAIRS)
 
 
 def figure_4(runs: list[list[dict[str, float]]]) -> Found:
@@ -150,15 +164,22 @@ def figure_6(sites: dict[str, dict[str, list[float]]]) -> Found:
 
 
 def modes(layers: dict[str, Any]) -> Found:
-    """Lines between the maps that were kept; the smallest fall is that of one layer."""
+    """Lines between the maps that were kept, the maps left out one by one; the smallest fall is that of one layer."""
     if not layers:
         return {}
     falls = {layer: [min(line[0], line[-1]) - min(line) for line in found["lines"]] for layer, found in layers.items()}
     early = list(falls)[:3]
     least = min(early, key=lambda layer: fmean(falls[layer]) if falls[layer] else 0.0)
     connected = [found["fall"] <= 0.1 for found in layers.values() if found["fall"] is not None]
+    maps = layers[least]["kept"]
+    fall: Interval | None = of_mean(falls[least], f"lines at {least}")
+    if maps > 4:
+        lines = list(zip(combinations(range(maps), 2), falls[least], strict=True))
+        left = [fmean(fall for ends, fall in lines if out not in ends) for out in range(maps)]
+        error = math.sqrt((maps - 1) / maps * sum((one - fmean(left)) ** 2 for one in left))
+        fall = of_error(fmean(falls[least]), error, f"maps at {least}, left out one by one", maps)
     return {
-        "mode-connectivity/smallest_fall_early": of_mean(falls[least], f"lines at {least}"),
+        "mode-connectivity/smallest_fall_early": fall,
         "mode-connectivity/share_of_connected_layers": of_share(fmean(connected), len(connected), "layers")
         if connected
         else None,
@@ -169,28 +190,39 @@ def figure_7(rows: list[dict[str, Any]]) -> Found:
     at = {(str(r["pair"]), r["site"], r["way"], r["rank"]): r["relative_accuracy"] for r in rows}
     found: Found = {}
     for rank in dict.fromkeys(row["rank"] for row in rows):
-        gaps: dict[str, list[float]] = {}
+        gaps: dict[str, dict[str, float]] = {}  # by site, then by pair
         for pair, site, way, of_rank in at:
             if way == "task_loss" and of_rank == rank:
-                gaps.setdefault(site, []).append(at[pair, site, way, rank] - at[pair, site, "reduced_rank", rank])
-        of = "layers of two pairs"
-        found[f"figure-7/gap_at_rank_{rank}"] = of_mean([gap for each in gaps.values() for gap in each], of)
-        least = min(gaps, key=lambda site: fmean(gaps[site]))
-        found[f"figure-7/smallest_gap_at_rank_{rank}"] = of_mean(gaps[least], f"pairs at {least}")
+                gaps.setdefault(site, {})[pair] = at[pair, site, way, rank] - at[pair, site, "reduced_rank", rank]
+        pairs = list(next(iter(gaps.values())))
+        few, of = _units(pairs)
+        whole = [gap for of_site in gaps.values() for gap in of_site.values()]
+        by_pair = [fmean(of_site[pair] for of_site in gaps.values()) for pair in pairs]
+        found[f"figure-7/gap_at_rank_{rank}"] = of_mean(whole if few else by_pair, of)
+        least = min(gaps, key=lambda site: fmean(gaps[site].values()))
+        found[f"figure-7/smallest_gap_at_rank_{rank}"] = of_mean(gaps[least].values(), f"pairs at {least}")
     return found
 
 
-def figure_8(sites: dict[str, Any]) -> Found:
+def pairs_of(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Results of one pair have its sites alone."""
+    return found.get("pairs", [found["sites"]] if found else [])
+
+
+def figure_8(pairs: list[dict[str, Any]]) -> Found:
+    few, of = _units(pairs)
     drops, above = [], []
-    for site in sites.values():
-        direct, task = _interpolated(site["direct"]), _interpolated(site["task_loss"])
-        if direct is not None:
-            drops.append(site["direct"][0][1] - direct)
-            if task is not None:
-                above.append(task - direct)
+    for sites in pairs:
+        direct = [_interpolated(site["direct"]) for site in sites.values()]
+        task = [_interpolated(site["task_loss"]) for site in sites.values()]
+        first = [site["direct"][0][1] for site in sites.values()]
+        drops.append([start - d for start, d in zip(first, direct, strict=True) if d is not None])
+        above.append([t - d for t, d in zip(task, direct, strict=True) if None not in (t, d)])
     return {
-        "figure-8/direct_drop_at_85_percent": of_mean(drops, "layers of one pair"),
-        "figure-8/task_loss_above_direct_at_85_percent": of_mean(above, "layers of one pair"),
+        f"figure-8/{key}_at_85_percent": of_mean(
+            [value for pair in values for value in pair] if few else [fmean(pair) for pair in values if pair], of
+        )
+        for key, values in (("direct_drop", drops), ("task_loss_above_direct", above))
     }
 
 
@@ -208,17 +240,23 @@ def across(read: Read) -> Found:
         a["relative_accuracy"] - b["relative_accuracy"]
         for a, b in zip(sets.get("cifar10", []), sets.get("cifar100", []), strict=True)
     ]
-    architectures = read("architectures").get("curves", {})
     control = read("control").get("curves", {})
     below = [
         a["relative_accuracy"] - b["relative_accuracy"]
         for a, b in zip(control.get("trained_to_trained", []), control.get("random_to_trained", []), strict=True)
     ]
+    architectures = read("architectures")
+    by_arm: dict[str, list[list[float]]] = {}
+    for curves in architectures.get("pairs", [architectures.get("curves", {})]):
+        for name, rows in curves.items():
+            by_arm.setdefault(name, []).append([row["relative_accuracy"] for row in rows])
+    found: Found = {}
+    for name, pairs in by_arm.items():
+        few, of = _units(pairs)
+        values = [value for pair in pairs for value in pair] if few else [fmean(pair) for pair in pairs]
+        found[f"architectures/{name}"] = of_mean(values, of)
     return {
         "data-sets/cifar100_drop": of_mean(drops, layers),
-        **{
-            f"architectures/{name}": of_mean([row["relative_accuracy"] for row in rows], layers)
-            for name, rows in architectures.items()
-        },
+        **found,
         "control/trained_above_random_below": of_mean(below, layers),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +16,7 @@ from torch.nn import functional
 from sosie.data import open_images
 from sosie.files import write_atomically
 from sosie.models import NamedModel, load_weights, open_model
-from sosie.train import Augment, accuracy, fit, fit_side_by_side
+from sosie.train import Augment, accuracy, fit_side_by_side
 from sosie.train import Recipe as TrainingRecipe
 
 if TYPE_CHECKING:
@@ -66,40 +66,53 @@ def untrained(spec: str, settings: Settings) -> NamedModel:
     return _opened(spec, settings)
 
 
-def wide_resnet20(width: int, seed: int, settings: Settings) -> NamedModel:
-    return trained(f"resnet20(width={width}, shortcut='B', normalise='cifar', seed={seed})", "cifar10", seed, settings)
+def wide_resnet20s(width: int, count: int, settings: Settings) -> list[NamedModel]:
+    specs = [f"resnet20(width={width}, shortcut='B', normalise='cifar', seed={seed})" for seed in range(count)]
+    return trained(specs, "cifar10", range(count), settings)
 
 
-def trained(spec: str, data: str, seed: int, settings: Settings) -> NamedModel:
-    """A network trained here, or as it was when a run trained it before."""
-    found = _opened(spec, settings)
+def trained(specs: Sequence[str], data: str, seeds: Sequence[int], settings: Settings) -> list[NamedModel]:
+    """Networks trained here side by side, or as they were when a run trained them before."""
+    found = [_opened(spec, settings) for spec in specs]
     images, labels = read(data, "train", settings.train_images, settings.device)
-    transformer = spec.startswith("vit")
+    transformer = specs[0].startswith("vit")
     epochs = settings.vit_epochs if transformer else settings.net_epochs
-    key = f"{spec} {data} {len(images)} {epochs} {settings.net_batch} {settings.net_rate}"
-    path = settings.nets / f"{spec.partition('(')[0]}-{data}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.pt"
-    if path.is_file():
-        load_weights(found.model, path)
-        return found
-    fit(
-        found.model,
-        images,
-        labels,
-        recipe=TrainingRecipe(
-            epochs=epochs,
-            batch=settings.net_batch,
-            rate=1e-3 if transformer else settings.net_rate,
-            optimiser="adam" if transformer else "sgd",
-            decay=0.05 if transformer else 5e-4,
-            augment=Augment(mirror=data != "mnist"),
-            prepare=found.prepare,
-            mixed=settings.mixed,
-        ),
-        seed=seed,
-        task=f"training {found.name} on {data}",
+    keys = [f"{spec} {data} {len(images)} {epochs} {settings.net_batch} {settings.net_rate}" for spec in specs]
+    digests = [hashlib.sha256(key.encode()).hexdigest()[:12] for key in keys]
+    paths = [settings.nets / f"{specs[0].partition('(')[0]}-{data}-{digest}.pt" for digest in digests]
+    recipe = TrainingRecipe(
+        epochs=epochs,
+        batch=settings.net_batch,
+        rate=1e-3 if transformer else settings.net_rate,
+        optimiser="adam" if transformer else "sgd",
+        decay=0.05 if transformer else 5e-4,
+        augment=Augment(mirror=data != "mnist"),
+        prepare=_resident(found[0].prepare, settings.device),
+        mixed=settings.mixed,
     )
-    _write(found.model, path)
+    _train_missing(found, paths, seeds, images, labels, recipe, f"{len(specs)} {found[0].name} on {data}", settings)
     return found
+
+
+def _train_missing(
+    found: Sequence[NamedModel],
+    paths: Sequence[Path],
+    seeds: Sequence[int],
+    images: Tensor,
+    labels: Tensor,
+    recipe: TrainingRecipe,
+    task: str,
+    settings: Settings,
+) -> None:
+    """A few side by side, then they are written; afterwards all are as their files have them."""
+    missing = [k for k, path in enumerate(paths) if not path.is_file()]
+    for group in (missing[k : k + settings.at_once] for k in range(0, len(missing), settings.at_once)):
+        models = [found[k].model for k in group]
+        fit_side_by_side(models, images, labels, recipe=recipe, seeds=[seeds[k] for k in group], task=task)
+        for k, model in zip(group, models, strict=True):
+            _write(model, paths[k])
+    for each, path in zip(found, paths, strict=True):
+        load_weights(each.model, path)
 
 
 @functools.cache
@@ -113,33 +126,20 @@ def own_resnet20s(recipe: str, count: int, settings: Settings) -> tuple[NamedMod
             remove_batch_norms(each.model)
     key = f"{chosen} {len(images)} {settings.own_epochs} {settings.own_batch}"
     name = f"resnet20-{recipe}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-    paths = {seed: settings.nets / f"{name}-seed{seed}.pt" for seed in range(count)}
-    missing = [seed for seed, path in paths.items() if not path.is_file()]
-    for group in (missing[k : k + settings.at_once] for k in range(0, len(missing), settings.at_once)):
-        models = [found[seed].model for seed in group]
-        fit_side_by_side(
-            models,
-            images,
-            labels,
-            recipe=TrainingRecipe(
-                epochs=settings.own_epochs,
-                batch=settings.own_batch,
-                rate=chosen.rate,
-                optimiser=chosen.optimiser,
-                decay=chosen.decay,
-                schedule="cosine",
-                clip=chosen.clip,
-                augment=Augment(),
-                prepare=_resident(found[0].prepare, settings.device),
-                mixed=settings.mixed,
-            ),
-            seeds=group,
-            task=f"{len(models)} ResNet-20s by {recipe}",
-        )
-        for seed, model in zip(group, models, strict=True):
-            _write(model, paths[seed])
-    for seed, path in paths.items():
-        load_weights(found[seed].model, path)
+    paths = [settings.nets / f"{name}-seed{seed}.pt" for seed in range(count)]
+    training = TrainingRecipe(
+        epochs=settings.own_epochs,
+        batch=settings.own_batch,
+        rate=chosen.rate,
+        optimiser=chosen.optimiser,
+        decay=chosen.decay,
+        schedule="cosine",
+        clip=chosen.clip,
+        augment=Augment(),
+        prepare=_resident(found[0].prepare, settings.device),
+        mixed=settings.mixed,
+    )
+    _train_missing(found, paths, range(count), images, labels, training, f"{count} ResNet-20s by {recipe}", settings)
     return tuple(found)
 
 

@@ -7,8 +7,8 @@
     python papers/frankenstein/draw.py                       # the figures, from results/*.json
 
 SOSIE_DATA and SOSIE_WEIGHTS name the folders with the images and the published weights (README.md says which).
-Figure 2, figure-2-ten and further-results write each network and each pair when it is done (nets/, or the folder
-SOSIE_CHECKPOINTS), and a run that was ended goes on behind it.
+Figures 2, 3, 7 and 8, figure-2-ten, further-results and architectures write each network and each pair (figure 3: each
+width) when it is done (nets/, or the folder SOSIE_CHECKPOINTS), and a run that was ended goes on behind it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from networks import (
     tiny10,
     trained,
     untrained,
-    wide_resnet20,
+    wide_resnet20s,
 )
 from running import remember
 
@@ -96,8 +96,9 @@ class Settings:
     own_batch: int = 128
     at_once: int = 10  # networks trained side by side, and written
 
-    # Figure 3: networks of our own, two seeds a width [ten pairs; trained longer]
+    # Figure 3: networks of our own, ten seeds a width, each below the next [trained longer]
     widths: tuple[int, ...] = (1, 2, 3, 4)
+    width_networks: int = 10
     width_sites: tuple[str, ...] = ("conv1", "layer1.1", "layer2.0", "layer3.1")
     net_epochs: int = 12
     net_batch: int = 512
@@ -115,13 +116,14 @@ class Settings:
     start_epochs: int = 30  # a random start has further to go: steps × rate as in the authors' code
     start_batch: int = 128
     start_rate: float = 1e-2
-    modes: int = 4  # random starts a layer
+    modes: int = 10  # random starts a layer
     steps: int = 8  # between two maps
     good: float = 0.8  # relative accuracy that a map must have to count
 
     # Figure 7 and 8
     ranks: tuple[int, ...] = (4, 8, 16)
-    rank_pairs: int = 2
+    rank_pairs: int = 10
+    sparse_pairs: int = 10
     sparse_sites: tuple[str, ...] = ("bn3", "bn5", "bn7")
     alphas: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 2e-2, 5e-2, 1e-1, 2e-1, 4e-1)  # of the lasso
     l1s: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2, 0.06, 0.1, 0.2, 0.4)  # of the task loss
@@ -130,6 +132,7 @@ class Settings:
     # Across data sets and architectures
     across_sites: tuple[str, ...] = ("layer1.0", "layer2.0", "layer3.0", "layer3.2")
     across_pairs: int = 3  # of sites between two architectures
+    transformers: int = 5  # one published network and our own below and above them
 
     def task(self, **options: object) -> str:
         """Task-loss matching as the text that sosie.stitch reads."""
@@ -163,6 +166,7 @@ def small(full: Settings) -> Settings:
         own_epochs=1,
         own_batch=32,
         widths=(1, 2),
+        width_networks=2,
         width_sites=("layer3.1",),
         net_epochs=1,
         net_batch=32,
@@ -180,11 +184,13 @@ def small(full: Settings) -> Settings:
         good=0.0,
         ranks=(4, 8, 16),
         rank_pairs=1,
+        sparse_pairs=2,
         sparse_sites=("bn5",),
         alphas=(0.1, 1.0),
         l1s=(0.1,),
         across_sites=("layer3.1",),
         across_pairs=1,
+        transformers=2,
     )
 
 
@@ -505,14 +511,12 @@ def figure_3(settings: Settings) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     accuracies = {}
     for width in settings.widths:
-        networks = [wide_resnet20(width, seed, settings) for seed in (0, 1)]
-        accuracies[width] = [accuracy_of(network, "cifar10", settings) for network in networks]
-        print(f"  width {width}: accuracies {accuracies[width]}", flush=True)
-        for k, (a, b) in enumerate((networks, networks[::-1])):
-            for site in settings.width_sites:
-                joined = join(a, site, b, site, ["least_squares", settings.task(seed=k)], settings)
-                for kind, row in zip(("least_squares", "task_loss"), joined, strict=True):
-                    rows.append({"width": width, "pair": k, "site": site, "kind": kind, **row, "history": []})
+        asked = {"width": width, "images": [settings.train_images, settings.fit_images]}
+        asked |= {key: getattr(settings, key) for key in ("width_networks", "width_sites", "net_epochs", "net_batch")}
+        asked |= {"rate": settings.net_rate, "fit": settings.task()}
+        part = remember(settings.nets, f"width-{width}", asked, partial(of_width, width, settings))
+        accuracies[width] = part["accuracies"]
+        rows += part["rows"]
 
     def at(kind: str, width: int, site: str | None = None) -> list[float]:
         chosen = [row for row in rows if row["kind"] == kind and row["width"] == width and site in (None, row["site"])]
@@ -538,9 +542,23 @@ def figure_3(settings: Settings) -> dict[str, Any]:
     }
 
 
+def of_width(width: int, settings: Settings) -> dict[str, Any]:
+    """Networks of one width, each below the next."""
+    count = settings.width_networks
+    networks = wide_resnet20s(width, count, settings)
+    rows = []
+    for k, a in enumerate(networks):
+        b = networks[(k + 1) % count]
+        for site in settings.width_sites:
+            joined = join(a, site, b, site, ["least_squares", settings.task(seed=k)], settings)
+            for kind, row in zip(("least_squares", "task_loss"), joined, strict=True):
+                rows.append({"width": width, "pair": k, "site": site, "kind": kind, **row, "history": []})
+    return {"rows": rows, "accuracies": [accuracy_of(network, "cifar10", settings) for network in networks]}
+
+
 def figure_5(settings: Settings) -> dict[str, Any]:
     """A network stitched to itself, from the identity on, for several weights of the penalty."""
-    network = wide_resnet20(settings.penalty_width, 0, settings)
+    (network,) = wide_resnet20s(settings.penalty_width, 1, settings)
     fits = [settings.task(start="identity", cka=weight, epochs=settings.start_epochs) for weight in settings.penalties]
     rows = join(network, FIGURE_5_SITE, network, FIGURE_5_SITE, fits, settings)
     ends = [(row["history"][-1]["linear_cka"], row["relative_accuracy"]) for row in rows]
@@ -642,14 +660,11 @@ def figure_7(settings: Settings) -> dict[str, Any]:
         "truncated": "reduced_rank(k={}, truncate=True)",
         "task_loss": settings.task(rank=0).replace("rank=0", "rank={}"),
     }
-    keys = [(way, rank) for way in ways for rank in settings.ranks]
+    asked = {"fits": ways, "ranks": settings.ranks, "sites": settings.tiny_sites, "images": settings.fit_images}
     rows = []
-    for seed_a, seed_b in settings.tiny_pairs[: settings.rank_pairs]:
-        a, b = tiny10(seed_a, settings), tiny10(seed_b, settings)
-        for site in settings.tiny_sites:
-            joined = join(a, site, b, site, [ways[way].format(rank) for way, rank in keys], settings)
-            for (way, rank), row in zip(keys, joined, strict=True):
-                rows.append({"pair": [seed_a, seed_b], "site": site, "way": way, "rank": rank, **row, "history": []})
+    for pair in settings.tiny_pairs[: settings.rank_pairs]:
+        name, make = f"rank-{pair[0]}-to-{pair[1]}", partial(of_ranks, pair, ways, settings)
+        rows += remember(settings.nets, name, asked, make)["rows"]
     table = {
         way: {rank: {s: mean(_accuracies(rows, way, rank, s)) for s in settings.tiny_sites} for rank in settings.ranks}
         for way in ways
@@ -668,13 +683,49 @@ def figure_7(settings: Settings) -> dict[str, Any]:
     }
 
 
+def of_ranks(seeds: tuple[int, int], ways: dict[str, str], settings: Settings) -> dict[str, Any]:
+    a, b = (tiny10(seed, settings) for seed in seeds)
+    keys = [(way, rank) for way in ways for rank in settings.ranks]
+    rows = []
+    for site in settings.tiny_sites:
+        joined = join(a, site, b, site, [ways[way].format(rank) for way, rank in keys], settings)
+        for (way, rank), row in zip(keys, joined, strict=True):
+            rows.append({"pair": list(seeds), "site": site, "way": way, "rank": rank, **row, "history": []})
+    return {"rows": rows}
+
+
 def _accuracies(rows: list[dict[str, Any]], way: str, rank: int, site: str) -> list[float]:
     return [r["relative_accuracy"] for r in rows if (r["way"], r["rank"], r["site"]) == (way, rank, site)]
 
 
 def figure_8(settings: Settings) -> dict[str, Any]:
     """Lasso and L1 with the task loss; weights below the threshold are set to zero in both."""
-    a, b = tiny10(0, settings), tiny10(1, settings)
+    keys = ("sparse_sites", "alphas", "l1s", "threshold", "fit_images")
+    asked = {"fit": settings.task()} | {key: getattr(settings, key) for key in keys}
+    pairs = [
+        remember(settings.nets, f"sparse-{pair[0]}-to-{pair[1]}", asked, partial(of_sparsity, pair, settings))["sites"]
+        for pair in settings.tiny_pairs[: settings.sparse_pairs]
+    ]
+    sites = [site for pair in pairs for site in pair.values()]
+    at = {way: [interpolated(site[way], SPARSE) for site in sites] for way in ("direct", "task_loss")}
+    reached = [
+        (task, direct) for task, direct in zip(at["task_loss"], at["direct"], strict=True) if None not in (task, direct)
+    ]
+    drops = [s["direct"][0][1] - value for s, value in zip(sites, at["direct"], strict=True) if value is not None]
+    return {
+        "numbers": {
+            "direct_drop_at_85_percent": mean(drops) if drops else None,
+            "task_loss_above_direct_at_85_percent": mean([t - d for t, d in reached]) if reached else None,
+            "task_loss_at_85_percent": mean([t for t, _ in reached]) if reached else None,
+            "layers_compared": len(reached),
+        },
+        "sites": pairs[0],
+        "pairs": pairs,
+    }
+
+
+def of_sparsity(seeds: tuple[int, int], settings: Settings) -> dict[str, Any]:
+    a, b = (tiny10(seed, settings) for seed in seeds)
     direct = ["least_squares", *(f"lasso(alpha={alpha})" for alpha in settings.alphas)]
     trained = [settings.task(), *(settings.task(l1=l1, threshold=settings.threshold) for l1 in settings.l1s)]
     sites: dict[str, Any] = {}
@@ -688,22 +739,7 @@ def figure_8(settings: Settings) -> dict[str, Any]:
                 weight[zero] = 0
             points.append([float(zero.double().mean()), row_of(found, settings)["relative_accuracy"]])
         sites[site] = {"direct": sorted(points[: len(direct)]), "task_loss": sorted(points[len(direct) :])}
-    at = {way: [interpolated(site[way], SPARSE) for site in sites.values()] for way in ("direct", "task_loss")}
-    reached = [
-        (task, direct) for task, direct in zip(at["task_loss"], at["direct"], strict=True) if None not in (task, direct)
-    ]
-    drops = [
-        s["direct"][0][1] - value for s, value in zip(sites.values(), at["direct"], strict=True) if value is not None
-    ]
-    return {
-        "numbers": {
-            "direct_drop_at_85_percent": mean(drops) if drops else None,
-            "task_loss_above_direct_at_85_percent": mean([t - d for t, d in reached]) if reached else None,
-            "task_loss_at_85_percent": mean([t for t, _ in reached]) if reached else None,
-            "layers_compared": len(reached),
-        },
-        "sites": sites,
-    }
+    return {"sites": sites}
 
 
 def interpolated(points: list[list[float]], sparsity: float) -> float | None:
@@ -721,7 +757,7 @@ DEPTHS = (("layer1.2", "layer1.8"), ("layer2.2", "layer2.8"), ("layer3.2", "laye
 TOKENS = (("layer1.2", "blocks.0"), ("layer2.2", "blocks.2"), ("layer3.1", "blocks.4"))
 RESNET = "resnet20(shortcut='B', normalise='cifar', seed=2)"
 RESNET_100 = "resnet20(classes=100, shortcut='B', normalise='cifar', seed=2)"
-VIT = "vit(normalise='cifar', seed=0)"
+VIT = "vit(normalise='cifar', seed={})"
 
 
 def data_sets(settings: Settings) -> dict[str, Any]:
@@ -729,8 +765,8 @@ def data_sets(settings: Settings) -> dict[str, Any]:
     b = resnet20(1, settings)
     lower = {
         "cifar10": resnet20(0, settings),
-        "cifar100": trained(RESNET_100, "cifar100", 2, settings),
-        "fashion-mnist": trained(RESNET, "fashion-mnist", 2, settings),
+        "cifar100": trained([RESNET_100], "cifar100", [2], settings)[0],
+        "fashion-mnist": trained([RESNET], "fashion-mnist", [2], settings)[0],
         "untrained": untrained(RESNET, settings),
     }
     pairs = tuple((site, site) for site in settings.across_sites)
@@ -743,18 +779,44 @@ def data_sets(settings: Settings) -> dict[str, Any]:
 
 
 def architectures(settings: Settings) -> dict[str, Any]:
-    """ResNet-20 and ResNet-56 both ways; ResNet-20 and a small vision transformer both ways."""
-    small, deep = akamaster(20, settings), akamaster(56, settings)
-    transformer = trained(VIT, "cifar10", 0, settings)
-    depths, tokens = DEPTHS[-settings.across_pairs :], TOKENS[-settings.across_pairs :]
-    curves = {
-        "resnet20_to_resnet56": curve(small, deep, depths, settings),
-        "resnet56_to_resnet20": curve(deep, small, [pair[::-1] for pair in depths], settings),
-        "resnet20_to_vit": curve(small, transformer, tokens, settings),
-        "vit_to_resnet20": curve(transformer, small, [pair[::-1] for pair in tokens], settings),
+    """ResNet-20 and ResNet-56 both ways; ResNet-20s and small vision transformers both ways, a pair at a time."""
+    pairs = []
+    for seed in range(settings.transformers):
+        asked = {"sites": settings.across_pairs, "fit": settings.task(), "epochs": settings.vit_epochs}
+        asked |= {"images": [settings.train_images, settings.fit_images], "own_epochs": settings.own_epochs}
+        pairs.append(remember(settings.nets, f"architectures-{seed}", asked, partial(of_kinds, seed, settings)))
+    curves = pairs[0]["curves"]
+    numbers = {
+        name: mean([row["relative_accuracy"] for pair in pairs for row in pair["curves"].get(name, [])])
+        for name in curves
     }
-    numbers = {name: mean([row["relative_accuracy"] for row in rows]) for name, rows in curves.items()}
-    return {"numbers": numbers, "vit_accuracy": accuracy_of(transformer, "cifar10", settings), "curves": curves}
+    return {
+        "numbers": numbers,
+        "vit_accuracy": pairs[0]["vit_accuracy"],
+        "vit_accuracies": [pair["vit_accuracy"] for pair in pairs],
+        "curves": curves,
+        "pairs": [pair["curves"] for pair in pairs],
+    }
+
+
+def of_kinds(seed: int, settings: Settings) -> dict[str, Any]:
+    """Published ResNets with the first transformer; one of our own with each of the others."""
+    depths, tokens = DEPTHS[-settings.across_pairs :], TOKENS[-settings.across_pairs :]
+    back = [pair[::-1] for pair in tokens]
+    seeds = range(settings.transformers)
+    transformer = trained([VIT.format(k) for k in seeds], "cifar10", seeds, settings)[seed]
+    if seed:
+        small = own_networks(settings, sgd=settings.ten)(f"sgd {seed}")
+        curves = {}
+    else:
+        small, deep = akamaster(20, settings), akamaster(56, settings)
+        curves = {
+            "resnet20_to_resnet56": curve(small, deep, depths, settings),
+            "resnet56_to_resnet20": curve(deep, small, [pair[::-1] for pair in depths], settings),
+        }
+    curves["resnet20_to_vit"] = curve(small, transformer, tokens, settings)
+    curves["vit_to_resnet20"] = curve(transformer, small, back, settings)
+    return {"vit_accuracy": accuracy_of(transformer, "cifar10", settings), "curves": curves}
 
 
 def control(settings: Settings) -> dict[str, Any]:

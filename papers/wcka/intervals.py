@@ -20,8 +20,8 @@ OF_RUNS = 75  # of perceptrons; heads: 30
 def intervals(read: Read) -> Found:
     return {
         **calibration(read("figure-1")),
-        **correlations(read("figure-3"), "figure-3", OF_RUNS),
-        **correlations(read("figure-4"), "figure-4", 30),
+        **of_populations(read("figure-3"), "figure-3", OF_RUNS),
+        **of_populations(read("figure-4"), "figure-4", 30),
         **kinds(read("figure-5")),
     }
 
@@ -75,6 +75,26 @@ def times(found: dict[str, Any]) -> Found:
         for key in ratios
         if (value := found["numbers"].get(key)) is not None
     }
+
+
+def of_populations(found: dict[str, Any], figure: str, runs: int) -> Found:
+    """Of the means over populations: how far each interval goes to either side adds as squares."""
+    parts = found.get("populations", [])
+    if len(parts) < 2:
+        return correlations(found, figure, runs)
+    every = [correlations(part, figure, runs) for part in parts]
+    result: Found = {}
+    for key in every[0]:
+        values = [part["numbers"][key.partition("/")[2]] for part in parts]
+        each = [one.get(key) for one in every]
+        known = [interval for interval in each if interval is not None]
+        if len(known) == len(parts):
+            ends = list(zip(values, known, strict=True))
+            down = math.hypot(*(value - interval.low for value, interval in ends))
+            up = math.hypot(*(interval.high - value for value, interval in ends))
+            middle, of = sum(values) / len(values), f"{len(parts)} populations of {runs} {RUNS}, drawn again"
+            result[key] = Interval(middle - down / len(parts), middle + up / len(parts), of, len(parts))
+    return result
 
 
 def correlations(found: dict[str, Any], figure: str, runs: int) -> Found:

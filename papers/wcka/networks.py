@@ -227,12 +227,8 @@ def networks(settings: Settings) -> dict[str, Any]:
     """All of them, recipe by recipe, those that take longest first; then how well they do."""
     trunk_accuracy = train_trunk(settings)
     say(f"trunk: accuracy {trunk_accuracy:.4f}")
-    parts = []
-    for name, scale in ((SCRATCH, settings.scratch), (HEADS, settings.heads)):
-        recipes = itertools.product(scale.architectures, scale.strategies)
-        parts += [(name, replace(scale, architectures=(a,), strategies=(s,), random=0, converged=0))
-                  for a, s in recipes]  # fmt: skip
-    parts.sort(key=lambda part: (ORDER.index(part[1].strategies[0][:3]), -part[1].architectures[0][0]))
+    parts = [*parts_of(settings, SCRATCH), *parts_of(settings, HEADS)]
+    parts.sort(key=_slowest_first)
     parts.insert(1, (SCRATCH, replace(settings.scratch, architectures=(), random=0)))
     each(settings, train_part, parts, "training")
     rows = [row for name in (SCRATCH, HEADS) for row in _accuracies(study(settings, name, settings.device))]
@@ -243,6 +239,26 @@ def networks(settings: Settings) -> dict[str, Any]:
     }
     worst = min(row["accuracy"] for row in rows if row["last"])
     return {"numbers": {"trunk_accuracy": trunk_accuracy, **final, "worst_final_accuracy": worst}, "networks": rows}
+
+
+def parts_of(settings: Settings, name: str) -> list[tuple[str, Scale]]:
+    """One population, recipe by recipe."""
+    scale = settings.scratch if name == SCRATCH else settings.heads
+    return [
+        (name, replace(scale, architectures=(a,), strategies=(s,), random=0, converged=0))
+        for a, s in itertools.product(scale.architectures, scale.strategies)
+    ]
+
+
+def _slowest_first(part: tuple[str, Scale]) -> tuple[int, int]:
+    return ORDER.index(part[1].strategies[0][:3]), -part[1].architectures[0][0]
+
+
+def train_population(settings: Settings, name: str) -> None:
+    """One population by itself, with its own trunk."""
+    if name == HEADS and not trunk_path(settings).is_file():
+        train_trunk(settings)
+    each(settings, train_part, sorted(parts_of(settings, name), key=_slowest_first), f"training, {name}")
 
 
 def _accuracies(at: Study) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,8 @@ PAPER = Path(__file__).resolve().parent
 sys.path.insert(0, str(PAPER.parent))  # what all papers share
 
 import running
-from networks import HEADS, SCRATCH, Study, agree, each, networks, say, study
+from networks import HEADS, SCRATCH, Study, agree, each, networks, say, study, train_population
+from running import remember
 
 # How much of everything: the real run, and a smoke run. The paper leaves most of these numbers out.
 
@@ -117,6 +118,8 @@ class Settings:
     trunk_batch: int = 128
     paired_rows: int = 500  # images at most for measures of pairs of rows, where networks are many; figure 1 has 1,000
     manipulated: int = 5  # converged networks
+    populations: tuple[int, ...] = (0, 1, 2)  # seeds: figure 3 again on other perceptrons
+    head_populations: tuple[int, ...] = (0, 1, 2, 3)  # figure 4
 
 
 def small(full: Settings) -> Settings:
@@ -160,6 +163,8 @@ def small(full: Settings) -> Settings:
         paired_rows=20,
         head_rows=30,
         manipulated=2,
+        populations=(0, 1),
+        head_populations=(0, 1),
     )
 
 
@@ -439,11 +444,56 @@ def agreed(settings: Settings, population: str) -> dict[str, Any]:
 
 
 def figure_3(settings: Settings) -> dict[str, Any]:
-    return _figure(settings, SCRATCH, settings.measures)
+    return _populations(settings, SCRATCH, settings.measures, settings.populations)
 
 
 def figure_4(settings: Settings) -> dict[str, Any]:
-    return _figure(settings, HEADS, settings.head_measures)
+    return _populations(settings, HEADS, settings.head_measures, settings.head_populations)
+
+
+def _populations(settings: Settings, name: str, measures: tuple[str, ...], seeds: tuple[int, ...]) -> dict[str, Any]:
+    """What the first population shows, and means over all of them; each is written when it is done."""
+    parts = []
+    for seed in seeds:
+        asked = {"seed": seed, "name": name, "measures": measures, "rows": [settings.head_rows, settings.paired_rows]}
+        asked |= {"scale": repr(settings.scratch if name == SCRATCH else settings.heads)}
+        make = partial(_population, settings, seed, name, measures)
+        parts.append(remember(settings.cache, f"{name}-population{seed}", asked, make))
+    numbers = {}
+    for key in parts[0]["numbers"]:
+        values = [part["numbers"][key] for part in parts]
+        numbers[key] = None if None in values else statistics.fmean(values)
+        if key.endswith(("_lead_p", "_lead_low")):
+            numbers[key] = values[0]  # of one population
+    numbers |= _counts(numbers)
+    shown = {key: parts[0][key] for key in ("correlations", "leads", "agreement", "pairs", "scatter")}
+    return {"numbers": numbers, **shown, "populations": [_of_four(part) for part in parts]}
+
+
+def _population(settings: Settings, seed: int, name: str, measures: tuple[str, ...]) -> dict[str, Any]:
+    """A population of another seed has a folder of its own, and no networks for figure 1."""
+    if seed != settings.seed:
+        scratch = replace(settings.scratch, random=0, converged=0)
+        settings = replace(settings, seed=seed, cache=settings.cache / f"seed{seed}", scratch=scratch)
+        train_population(settings, name)
+    return _figure(settings, name, measures)
+
+
+def _of_four(part: dict[str, Any]) -> dict[str, Any]:
+    """Of the paper's four measures over all conditions."""
+    return {
+        "numbers": part["numbers"],
+        "correlations": {
+            name: {
+                kind: {"groups": {ALL: found["groups"].get(ALL, {})}}
+                for kind, found in part["correlations"][name].items()
+            }
+            for name in (OWN, *RIVALS)
+        },
+        "leads": {
+            name: {kind: {ALL: found.get(ALL, {})} for kind, found in part["leads"][name].items()} for name in RIVALS
+        },
+    }
 
 
 def _figure(settings: Settings, population: str, measures: tuple[str, ...]) -> dict[str, Any]:
@@ -461,6 +511,7 @@ def _figure(settings: Settings, population: str, measures: tuple[str, ...]) -> d
     (facts,) = each(settings, agreed, [(population,)], f"agreement of pairs, {population}")
     scatter = {name: [v if np.isfinite(v) else None for v in table[name]["epoch"]["values"]] for name in (OWN, *RIVALS)}
     numbers = {**_coefficients(table), **_leads(leads), **_all_similar(table)}
+    numbers |= _counts(numbers)
     for by_kind in table.values():
         for one in by_kind.values():
             one.pop("values")
@@ -511,15 +562,21 @@ def _leads(leads: dict[str, Any]) -> dict[str, float | None]:
             for name in leads:
                 one = leads[name].get(kind, {}).get(ALL, {}).get(coefficient, {})
                 numbers[f"{kind}_{coefficient}_over_{name}"] = one.get("value")
+    return numbers
+
+
+def _counts(numbers: dict[str, float | None]) -> dict[str, float | None]:
+    """In how many of the paper's comparisons wCKA is ahead."""
+    found: dict[str, float | None] = {}
     for coefficient in COEFFICIENTS:
         ahead = [numbers[f"{kind}_{coefficient}_lead{end}"] for kind in WORDS
                  for end in ("", *(f"_{group}" for group in (CLEAN, CORRUPTED, ATTACKED)))]  # fmt: skip
-        numbers[f"{coefficient}_ahead_of_12"] = None if None in ahead else sum(value > 0 for value in ahead)
+        found[f"{coefficient}_ahead_of_12"] = None if None in ahead else sum(value > 0 for value in ahead)
     every = [numbers[f"{kind}_{coefficient}_lead"] for kind in PAIR_KINDS for coefficient in COEFFICIENTS]
-    numbers["ahead_of_8"] = None if None in every else sum(value > 0 for value in every)
+    found["ahead_of_8"] = None if None in every else sum(value > 0 for value in every)
     debiased = [numbers.get(f"{kind}_{c}_over_debiased_cka") for kind in WORDS for c in COEFFICIENTS]
-    numbers["ahead_of_debiased_cka_of_6"] = None if None in debiased else sum(value > 0 for value in debiased)
-    return numbers
+    found["ahead_of_debiased_cka_of_6"] = None if None in debiased else sum(value > 0 for value in debiased)
+    return found
 
 
 def _all_similar(table: dict[str, Any]) -> dict[str, float | None]:

@@ -32,9 +32,14 @@ def test_the_smoke_run(tmp_path: Path) -> None:
     kept = small_run(PAPER, results, "--resume", "--only", "figure-4a", SOSIE_DATA=str(tmp_path))
     assert "figure-4a: kept" in kept
     again = small_run(
-        PAPER, results, "--only", "table-1,table-3,figure-2-seeds,figure-4-table-long", SOSIE_DATA=str(tmp_path)
+        PAPER,
+        results,
+        "--only",
+        "table-1,table-3,figure-2-seeds,figure-4-table-long,figure-9a",
+        SOSIE_DATA=str(tmp_path),
     )
-    parts = ("table-1-pretrain-seed0", "table-3-cifar100_20-local", "figure-2-seed1", "figure-4-table-long-learnt")
+    parts = ("table-1-pretrain-seed0", "table-3-cifar100_20-local", "figure-2-six-seed1", "figure-4-table-long-learnt")
+    parts = (*parts, "figure-2-seed1", "figure-9a-seed1")
     for part in parts:  # what is done is not run again
         assert f"{part}: kept" in again
     pytest.importorskip("matplotlib", reason="figures need matplotlib")

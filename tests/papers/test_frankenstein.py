@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
-from paper_scripts import PAPERS, draw, experiments_of, run, small_run, smoke
+from paper_scripts import PAPERS, draw, experiments_of, load, run, small_run, smoke
 
 from sosie.data import open_images
 from sosie.factory import find_file
@@ -78,3 +80,29 @@ def test_an_unknown_experiment_is_refused() -> None:
     )
     assert done.returncode == 2
     assert "no experiment figure-9; there are figure-2" in done.stderr
+
+
+def test_with_many_pairs_a_pair_is_a_unit() -> None:
+    """Layers of one pair are no independent measurements: with three pairs and more they count once together."""
+    intervals = load(PAPER, "intervals")
+
+    def sites(drop: float) -> dict[str, Any]:
+        curve = [[0.0, 0.9], [0.8, 0.9 - drop], [0.9, 0.9 - drop]]
+        return {site: {"direct": curve, "task_loss": [[0.0, 0.9], [0.9, 0.9]]} for site in ("bn3", "bn5")}
+
+    found = intervals.figure_8([sites(drop) for drop in (0.2, 0.3, 0.4)])["figure-8/direct_drop_at_85_percent"]
+    assert found.of == "3 pairs of networks"
+    assert (found.low + found.high) / 2 == pytest.approx(0.3)
+    assert found.high - 0.3 == pytest.approx(4.303 * 0.1 / 3**0.5, abs=1e-3)
+    few = intervals.figure_8([sites(0.2)])["figure-8/direct_drop_at_85_percent"]
+    assert few.of == "2 layers of one pair"
+
+
+def test_lines_between_the_same_maps_are_not_independent() -> None:
+    """Every line from one odd map falls: ten lines of five maps say little more than five maps do."""
+    ends = list(combinations(range(5), 2))
+    lines = [[1.0, 0.5 if 0 in pair else 1.0, 1.0] for pair in ends]
+    found = load(PAPER, "intervals").modes({"bn1": {"lines": lines, "fall": 0.2, "kept": 5}})
+    interval = found["mode-connectivity/smallest_fall_early"]
+    assert interval.of == "maps at bn1, left out one by one"
+    assert interval.low < 0 < 0.4 < interval.high

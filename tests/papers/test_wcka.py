@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from paper_scripts import PAPERS, draw, experiments_of, run, small_run, smoke
+from paper_scripts import PAPERS, draw, experiments_of, load, run, small_run, smoke
 
 from sosie.data import open_images
 
 PAPER = PAPERS / "wcka"
+KINDS = ("seed", "epoch", "architecture", "strategy")
+KEYS = ("lead", "wcka", "least_of_four", "best_rival", "worst_rival", "range_of_four")
 
 
 def test_the_smoke_run(tmp_path: Path) -> None:
@@ -45,3 +48,24 @@ def test_the_real_run_is_kept_under_what_it_was_asked_for() -> None:
         "print(len(json.loads(json.dumps([asdict(full.scratch), asdict(full.heads)]))[0]['corruptions']))"
     )
     assert run("-c", code).strip() == "15"
+
+
+def test_populations_are_averaged_and_their_scatter_narrows() -> None:
+    intervals = load(PAPER, "intervals")
+
+    def part(lead: float) -> dict[str, Any]:
+        def one(value: float) -> dict[str, Any]:
+            found = {"value": value, "over_models": [value - 0.3, value + 0.4]}
+            return {kind: {"groups": {"all": dict.fromkeys(("pearson", "spearman"), found)}} for kind in KINDS}
+
+        leads = {kind: {"all": one(lead)[kind]["groups"]["all"]} for kind in KINDS}
+        return {
+            "numbers": {f"{kind}_{c}_{key}": lead for kind in KINDS for c in ("pearson", "spearman") for key in KEYS},
+            "correlations": {name: one(0.5 + lead * (name == "wcka")) for name in intervals.MEASURES},
+            "leads": dict.fromkeys(intervals.RIVALS, leads),
+        }
+
+    found = intervals.of_populations({"populations": [part(0.1), part(0.3)]}, "figure-3", 75)
+    interval = found["figure-3/seed_pearson_lead"]
+    assert (interval.low, interval.high) == pytest.approx((0.2 - 0.3 / 2**0.5, 0.2 + 0.4 / 2**0.5))
+    assert interval.of == "2 populations of 75 training runs, drawn again"
