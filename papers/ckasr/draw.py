@@ -203,8 +203,8 @@ def figure_3(found: dict[str, Any]) -> Any:
 
 FIGURES = {
     "lemmas": lemmas, "dense": dense, "table-5": table_5, "table-5-rest": table_5,
-    "table-5-longer": table_5, "table-5-full": table_5, "table-3": table_3,
-    "table-2": table_2, "table-4": table_4, "table-1": table_1,
+    "table-5-longer": table_5, "table-5-full": table_5, "table-3": table_3, "table-2": table_2, "table-4": table_4,
+    "table-1": table_1,
     "figure-1": levels_figure, "figure-2": levels_figure, "figure-3": figure_3,
 }  # fmt: skip
 

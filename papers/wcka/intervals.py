@@ -84,16 +84,17 @@ def of_populations(found: dict[str, Any], figure: str, runs: int) -> Found:
         return correlations(found, figure, runs)
     every = [correlations(part, figure, runs) for part in parts]
     result: Found = {}
-    for key in every[0]:
+    for key in dict.fromkeys(key for one in every for key in one):
         values = [part["numbers"][key.partition("/")[2]] for part in parts]
-        each = [one.get(key) for one in every]
-        known = [interval for interval in each if interval is not None]
-        if len(known) == len(parts):
-            ends = list(zip(values, known, strict=True))
-            down = math.hypot(*(value - interval.low for value, interval in ends))
-            up = math.hypot(*(interval.high - value for value, interval in ends))
-            middle, of = sum(values) / len(values), f"{len(parts)} populations of {runs} {RUNS}, drawn again"
-            result[key] = Interval(middle - down / len(parts), middle + up / len(parts), of, len(parts))
+        known = [interval for one in every if (interval := one.get(key)) is not None]
+        if len(known) < len(parts):  # of a range only that between wCKA and another has one
+            result[key] = of_mean(values, f"populations of {runs} {RUNS}")
+            continue
+        ends = list(zip(values, known, strict=True))
+        down = math.hypot(*(value - interval.low for value, interval in ends))
+        up = math.hypot(*(interval.high - value for value, interval in ends))
+        middle, of = sum(values) / len(values), f"{len(parts)} populations of {runs} {RUNS}, drawn again"
+        result[key] = Interval(middle - down / len(parts), middle + up / len(parts), of, len(parts))
     return result
 
 
