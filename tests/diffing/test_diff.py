@@ -295,6 +295,18 @@ def test_positions_off_by_one() -> None:
     assert "in its own forward, before transformer.wpe" in d.verdict
 
 
+def test_what_a_module_does_not_mind_is_no_difference() -> None:
+    """Attention sees differences of rotary positions alone."""
+    a = decoder("llama", "sdpa")
+    b = copy.deepcopy(a)
+    rotary, forward = b.model.rotary_emb, b.model.rotary_emb.forward  # type: ignore[union-attr]
+    rotary.forward = lambda x, position_ids: forward(x, position_ids + 5)  # type: ignore[method-assign, union-attr]
+    d = same(b, a, padded_tokens())
+    assert d.verdict == "The same up to float32 rounding at all 4 sites."
+    rotary.forward = lambda x, position_ids: forward(x, position_ids * 2)  # type: ignore[method-assign, union-attr]
+    assert first(b, a, padded_tokens()) == "model.rotary_emb"
+
+
 def test_a_module_that_is_called_several_times() -> None:
     class Recurrent(nn.Module):
         def __init__(self) -> None:

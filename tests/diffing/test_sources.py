@@ -194,3 +194,50 @@ def test_weights_stay_where_accelerate_put_them(tmp_path: Any) -> None:
             assert d.sites[0].error == 0
         assert sosie.diff(wrong, placed, tokens).first == "model.layers.1.mlp.up_proj"
         assert {name: p.device for name, p in placed.named_parameters()} == before
+
+
+# Made for one number of inputs
+
+
+class OfTen(Net):
+    """As an engine that was built for ten inputs, of which the file says nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.view(10, 3, 8, 8))
+
+
+def test_models_that_take_one_number_of_inputs() -> None:
+    def program(model: nn.Module, inputs: int) -> Any:
+        return torch.export.export(copy.deepcopy(model), (X[:inputs],))
+
+    for inputs in (1, 5, 24):
+        for batches in (X, [X[:7], X[7:]]):  # whatever the loader's batches
+            assert sosie.diff(A, program(A, inputs), batches).same
+            d = sosie.diff(A, program(WRONG, inputs), batches)
+            assert (d.same, d.first) == (False, "block2.conv"), d.verdict
+            left_out = [caveat for caveat in d.caveats if "left out" in caveat]
+            assert left_out == (["the last 4 inputs are left out: 5 are taken at a time"] if inputs == 5 else [])
+    assert sosie.diff(program(A, 5).module(), WRONG, X).first == "output"
+    of_ten = jiggled(OfTen())
+    d = sosie.diff(A, of_ten, [X[:10], X[10:20], X[20:]])
+    assert d.same
+    assert d.sites[-1].inputs == 20
+    with pytest.raises(ValueError, match=r"takes 24 inputs at a time, as exported, but is given only 10"):
+        sosie.diff(A, program(A, 24), X[:10])
+    with pytest.raises(ValueError, match=r"takes 5 inputs and .* takes 3 inputs at a time, as exported"):
+        sosie.diff(program(A, 5), program(A, 3), X)
+    with pytest.raises(RuntimeError, match="invalid for input of size") as caught:
+        sosie.diff(A, of_ten, X)
+    assert any("inputs 0 to 7" in note for note in caught.value.__notes__)
+
+
+def test_a_trace_with_constants() -> None:
+    """Under a dispatch mode torch.jit fails to compare constants."""
+
+    class Scaled(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            scale = float(x.shape[-1]) ** 0.5
+            return super().forward(x / scale) / scale
+
+    a = jiggled(Scaled())
+    assert sosie.diff(a, torch.jit.trace(a, X, check_trace=False), X).same

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ from ..files import OtherFile
 from ..measures import largest_difference, least_row_cosine, mismatched_share, relative_error, row_cosine
 from ..models.values import Part
 from ..progress import Progress
-from ..results import QUANTILES, Diff, Place, SiteDiff
+from ..results import QUANTILES, Diff, Place, SiteDiff, counted
 from ..stats import coarser, jackknife
 from .answers import AnswerSums, logits_in
 from .explain import notes_of, same_features, with_axes
@@ -151,8 +152,7 @@ class _Run:
         self.a, self.b, self.stream, self.memory = a, b, stream, memory
         self.caveats: list[str] = []
         self.answers = AnswerSums()
-        self.look = Chunk(cut(stream.first, 0, min(LOOK, count_inputs(stream.first))), stream.first_row, 0)
-        self.look = replace(self.look, count=count_inputs(self.look.batch))
+        self.look = self._first(min(LOOK, count_inputs(stream.first)))
         self._check_modes()
         if a.dtype != b.dtype:
             b.cast = b.dtype if b.values is None else None  # which casts by itself
@@ -160,8 +160,7 @@ class _Run:
                 f"{a.name} is of {BITS.get(a.dtype, a.dtype)} and {b.name} of {BITS.get(b.dtype, b.dtype)}: inputs are "
                 f"cast, and the floor is that of {BITS.get(coarser(a.dtype, b.dtype))}"
             )
-        for subject in (a, b):
-            subject.settle(self.look)
+        self.at_once = self._settled()
         self.pairs, self.seen_a, self.seen_b = self._pair(map)
         if isinstance(a, Record):
             self.floor = a.floor(floor, b)
@@ -176,6 +175,40 @@ class _Run:
                 )
 
     # Before the pass
+
+    def _first(self, count: int) -> Chunk:
+        return Chunk(cut(self.stream.first, 0, count), self.stream.first_row, count)
+
+    def _settled(self) -> int | None:
+        """How many inputs the models take at a time, if one of them takes no other number; None if any number."""
+        subjects = [each for each in (self.a, self.b) if isinstance(each, Subject)]
+        sizes = {each.name: size for each in subjects if (size := each.at_once(self.look)) is not None}
+        if len(set(sizes.values())) > 1:
+            takes = " and ".join(f"{name} takes {counted(size, 'input')}" for name, size in sizes.items())
+            raise ValueError(f"{takes} at a time, as exported: export both for the same number, or for any")
+        name, size = next(iter(sizes.items()), ("", None))
+        if size is not None:
+            self.stream = self.stream.in_batches_of(size)
+            if (there := min(count_inputs(self.stream.first), self.stream.max_rows or size)) < size:
+                raise ValueError(f"{name} takes {size} inputs at a time, as exported, but is given only {there}")
+            self.look = self._first(size)
+        few = self.look
+        try:
+            self._settle(subjects)
+        except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+            loaded = count_inputs(self.stream.first)
+            if size is not None or loaded == few.count:
+                raise
+            self.look, size = self._first(loaded), loaded  # perhaps the loader knows how many it takes
+            try:
+                self._settle(subjects)
+            except Exception:
+                raise error from None
+        return size
+
+    def _settle(self, subjects: Sequence[Subject]) -> None:
+        for subject in subjects:
+            subject.settle(self.look)
 
     def _pair(self, map: Map) -> tuple[list[Pair], list[Seen], list[Seen]]:
         """The sites of both models, from a look at a few inputs, and which belong together."""
@@ -236,9 +269,13 @@ class _Run:
         most = max(1, self.memory // (2 * sum(bytes_)))
         if self.a.on_cpu():
             most = max(1, min(most, CACHE // max(bytes_)))
+        most = self.at_once or most
         for chunk in self.stream.chunks(block=None):
             for start in range(0, chunk.count, most):
                 count = min(most, chunk.count - start)
+                if self.at_once and count < most:
+                    self.caveats.append(f"the last {counted(count, 'input')} are left out: {most} are taken at a time")
+                    continue
                 yield Chunk(cut(chunk.batch, start, start + count), chunk.start + start, count)
 
     def result(self, *, replay: bool, rtol: float | None, atol: float | None, data: Any) -> Diff:
@@ -254,7 +291,7 @@ class _Run:
                 bar.advance(chunk.count)
                 if (error := run.last_error) > most:
                     most = error
-                    worst = _input(chunk, run.last_worst)
+                    worst = chunk if self.at_once else _input(chunk, run.last_worst)
         levels = self.floor.at(self.pairs, [floor_chunk])
         chunks = [self.look, worst] if worst is not self.look else [self.look]
         search = _Search(self.a, self.b, self.floor, chunks, self.pairs)
@@ -265,7 +302,7 @@ class _Run:
         first = count_inputs(self.stream.first)
         tenth = (self.stream.expected or first) // 10
         count = min(first, self.stream.max_rows or first, FLOOR_INPUTS, max(LOOK, tenth))
-        return Chunk(cut(self.stream.first, 0, count), self.stream.first_row, count)
+        return self._first(self.at_once or count)
 
     def _add_answers(self, run: Replay, chunk: Chunk) -> None:
         """What both models answered, if these are logits of the same classes or tokens."""
@@ -390,7 +427,8 @@ class _Run:
                 )
             return f"The same up to {kind} at {count}."
         beyond = next((row.site_b for row in sites if row.beyond), None)
-        since = f" from {beyond} on" if beyond and f"before {beyond}" not in words else ""
+        told = beyond is not None and re.search(rf"before {re.escape(beyond)}(?![\w.])", words)
+        since = f" from {beyond} on" if beyond and not told else ""
         return f"Different{since}: {words}." if found else f"Different {words}."
 
 
@@ -508,7 +546,10 @@ class _Search:
         if (error := beyond(run.inputs, levels[run.under.a].arrives)) is not None and run.under is WHOLE:
             yield _Guilt(INPUTS, error, levels[run.under.a].arrives, inside=False)
         for k, pair in enumerate(run.pairs):
-            if (error := beyond(run.arrives.get(pair.a), levels[pair.a].arrives)) is not None:
+            error = beyond(run.arrives.get(pair.a), levels[pair.a].arrives)
+            # Rotary positions counted from 5: a module may be given other numbers, and not mind.
+            minds = pair.a not in rows or rows[pair.a].beyond
+            if error is not None and (minds or error <= factor * levels[pair.a].error):
                 yield _Guilt(pair, error, levels[pair.a].arrives, inside=False)
             if (error := made[pair.a]) is not None and not _is_undone(k, run.pairs, made, rows):
                 yield _Guilt(pair, error, levels[pair.a].made, inside=True)

@@ -126,16 +126,27 @@ class Subject(Network):
                 given = replaced(given, path, tensor.to(self.cast))
         return given
 
+    def at_once(self, chunk: Chunk) -> int | None:
+        """How many inputs a model takes at a time that was exported for one number of them."""
+        model = unwrap(self.model)
+        size: Any = None
+        if self.values is not None:
+            size = self.values.at_once
+        elif isinstance(graph := getattr(getattr(model, "program", model), "graph", None), torch.fx.Graph):
+            first = next(iter(graph.find_nodes(op="placeholder")), None)
+            shape = () if first is None else getattr(first.meta.get("val"), "shape", ())
+            size = shape[0] if len(shape) and isinstance(shape[0], int) else None
+        given = next((tensor for _, tensor in tensors_at(self.arguments(chunk))), None)
+        return size if given is not None and given.shape[:1] == (chunk.count,) else None
+
     def settle(self, chunk: Chunk) -> None:
         """Find out whether a forward changes the model's state, from one."""
-        if self.sealed:
-            return  # which does not show its state
         modules = modules_of(self.model)
-        with self.undone():
-            before = state_of(modules)
+        with self.undone(), self._named_in_errors(chunk):
+            before = None if self.sealed else state_of(modules)
             args, kwargs = self.arguments(chunk)
             unwrap(self.model)(*args, **kwargs)
-            self.changes = state_of(modules) != before
+            self.changes = self.sealed or state_of(modules) != before  # what is sealed does not show its state
 
     @contextmanager
     def undone(self) -> Iterator[None]:
@@ -156,7 +167,8 @@ class Subject(Network):
                 seen.run(*args, **kwargs)
         self.silent = {site: why for site, why in seen.left_out.items() if "never called" not in why}
         numbers = dict(seen.items())
-        return [Seen(site, tuple(x.shape), x.dtype, x) for site, x in numbers.items() if site != OUTPUT], numbers
+        inside = {site: x for site, x in numbers.items() if site not in (OUTPUT, ".")}  # "." is the whole model
+        return [Seen(site, tuple(x.shape), x.dtype, x) for site, x in inside.items()], numbers
 
     def recorder(self, labels: Sequence[str]) -> Callable[[Chunk], tuple[dict[str, Call], Any, Masks]]:
         """A function from inputs to the calls of these modules, the answer, and the masks of padded tokens."""

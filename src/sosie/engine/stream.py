@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -69,6 +69,16 @@ class Stream:
     def expected(self) -> int | None:
         """The number of inputs that will be read, if known."""
         return None if self.total is None else min(self.total, self.max_rows or self.total)
+
+    def in_batches_of(self, inputs: int) -> Stream:
+        """The same inputs, so many in each batch but the last."""
+        chunks = recut(itertools.chain([self.first], self.rest or ()), block=inputs, largest=inputs)
+        batches = (
+            cut(chunk.batch, start, min(start + inputs, chunk.count))
+            for chunk in chunks
+            for start in range(0, chunk.count, inputs)
+        )
+        return replace(self, first=next(batches), rest=batches, batches=None)
 
     def chunks(
         self,
