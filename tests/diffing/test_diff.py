@@ -295,6 +295,24 @@ def test_positions_off_by_one() -> None:
     assert "in its own forward, before transformer.wpe" in d.verdict
 
 
+def test_a_layer_that_is_called_output_is_not_taken_for_the_model() -> None:
+    class Net2(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.output, self.scale = nn.Linear(5, 4), 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.output(super().forward(x)) * self.scale
+
+    a = jiggled(Net2())
+    for sites in (None, "leaves", ["block1", "output"]):
+        assert same(copy.deepcopy(a), a, sites=sites).sites[-1].site_a == "output"
+        d = sosie.diff(a, edited(a, lambda b: setattr(b, "scale", 1.02)), X, sites=sites)
+        assert (d.same, d.first) == (False, "output"), d.verdict
+        assert "the model's own forward makes an error of 0.02, after its last layer" in d.verdict
+        assert first(edited(a, lambda b: b.output.weight.data.mul_(1.1)), a, sites=sites) == "output@1"
+
+
 def test_what_a_module_does_not_mind_is_no_difference() -> None:
     """Attention sees differences of rotary positions alone."""
     a = decoder("llama", "sdpa")

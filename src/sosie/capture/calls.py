@@ -34,7 +34,7 @@ def run_around(
     """Run one forward with functions around the calls of modules that are named by the labels of their sites.
 
     `enter` may replace what a module is given, `leave` what it returns; where they return None nothing changes.
-    "mix@2" is the second call of `mix`, "output" the model itself.
+    "mix@2" is the second call of `mix`, "output" the model itself (and a module of that name is "output@1").
     """
     root = unwrap(model)
     if isinstance(root, torch.jit.ScriptModule):
@@ -42,7 +42,7 @@ def run_around(
     names = Names.of(root)
     wanted: dict[nn.Module, dict[int, str]] = {}
     for label in labels:
-        name, call = find_name(names, label) or (None, None)
+        name, call = _find(names, label) or (None, None)
         if name is not None and not isinstance(names.by_name[name], torch.jit.ScriptModule):
             wanted.setdefault(names.by_name[name], {})[call or 1] = label
     counts = dict.fromkeys(wanted, 0)
@@ -63,6 +63,15 @@ def run_around(
             stack.callback(module.register_forward_hook(after).remove)
         args, kwargs = arguments
         return root(*args, **kwargs)
+
+
+def told_apart(names: Names, label: str) -> str:
+    """The label of a site where "output" is the whole model, even if one of its modules has that name."""
+    return {".": OUTPUT, OUTPUT: f"{OUTPUT}@1"}.get(label, label) if OUTPUT in names.by_name else label
+
+
+def _find(names: Names, label: str) -> tuple[str, int | None] | None:
+    return ("", None) if label == OUTPUT else find_name(names, label)
 
 
 def _around_script(
@@ -93,7 +102,7 @@ def calls_inside(model: nn.Module, label: str, arguments: Arguments) -> list[See
     if isinstance(root, torch.jit.ScriptModule):
         return []
     names = Names.of(root)
-    home, call = find_name(names, label) or ("", None)
+    home, call = _find(names, label) or ("", None)
     parent = names.by_name[home]
     inner = [
         module
@@ -123,7 +132,7 @@ def calls_inside(model: nn.Module, label: str, arguments: Arguments) -> list[See
         path = path_to_tensor(output)
         if inside and not depth and path is not None:
             tensor = at_path(output, path)
-            own = label_of(names, names.first[id(module)], counts[module])
+            own = told_apart(names, label_of(names, names.first[id(module)], counts[module]))
             seen.append(Seen(own, tuple(tensor.shape), tensor.dtype, tensor.detach().clone()))
 
     with every_module_called(model), ExitStack() as stack:
@@ -150,7 +159,7 @@ def run_changed(
     None changes nothing.
     """
     names, reached = Names.of(unwrap(model)), False
-    label = label_of(names, names.first[id(module)], call)
+    label = told_apart(names, label_of(names, names.first[id(module)], call))
 
     def leave(label: str, module: nn.Module, output: Any) -> Any:
         nonlocal reached

@@ -38,7 +38,7 @@ from ..stats import coarser, jackknife
 from .answers import AnswerSums, logits_in
 from .explain import notes_of, same_features, with_axes
 from .floor import BITS, Floor, Level
-from .pairing import Map, Pair, check_map, fused, no_pairs, pair_sites, read_map
+from .pairing import NEAR, Map, Pair, check_map, fused, no_pairs, pair_sites, read_map
 from .record import Record, is_record
 from .replay import WHOLE, Gap, Reference, Replay, Subject
 
@@ -234,7 +234,7 @@ class _Run:
         check_map(wanted, [site.label for site in seen_a], [site.label for site in seen_b])
         pairs = pair_sites(seen_a, seen_b, wanted=wanted)
         self.caveats += fused(seen_a, seen_b, pairs)
-        by_shape = [pair for pair in pairs if pair.how in ("in order", "by shape")]
+        by_shape = [pair for pair in pairs if pair.is_doubtful]
         if len(by_shape) == len(pairs) < min(len(seen_a), len(seen_b)) / 2 + 0.5 and seen_a and seen_b:
             raise no_pairs(seen_a, seen_b)
         self.shuffled = {pair.a for pair in pairs if same_features(first_a[pair.a], first_b[pair.b])}
@@ -541,7 +541,7 @@ class _Search:
 
         made = {pair.a: beyond(run.made.get(pair.a), levels[pair.a].made) for pair in run.pairs}
         for pair in run.pairs:
-            if pair.b in run.unfit:
+            if pair.b in run.unfit or (pair.is_doubtful and _is_another(pair, rows)):
                 made[pair.a] = None
         if (error := beyond(run.inputs, levels[run.under.a].arrives)) is not None and run.under is WHOLE:
             yield _Guilt(INPUTS, error, levels[run.under.a].arrives, inside=False)
@@ -677,6 +677,12 @@ def _is_undone(k: int, pairs: Sequence[Pair], made: Mapping[str, float | None], 
     if own:
         return any(number > k and not beyond for number, beyond in guilty)
     return any(number < k and beyond for number, beyond in guilty)
+
+
+def _is_another(pair: Pair, rows: Mapping[str, SiteDiff]) -> bool:
+    """Whether a pair gives numbers that are not alike, of which the answers show nothing: it compares two things."""
+    row, end = rows.get(pair.a), rows.get(OUTPUT)
+    return row is not None and not row.error <= NEAR and end is not None and not end.beyond
 
 
 def _where(guilt: _Guilt, home: Pair) -> str:

@@ -30,6 +30,11 @@ class Pair:
     how: str
     axes: tuple[int, ...] | None = None  # the order of B's axes that gives A's
 
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether nothing but its place and its shape speaks for the pair."""
+        return self.how.startswith(("in order", "by shape"))
+
     def arranged(self, activation: Tensor) -> Tensor:
         """B's activation with its axes in A's order."""
         return activation if self.axes is None else activation.permute(self.axes)

@@ -30,6 +30,7 @@ from ..capture.calls import (
     run_around,
     some_inputs,
     tensors_at,
+    told_apart,
 )
 from ..capture.restore import is_compiled, modules_of, state_of
 from ..capture.sites import Names, _parts, ancestors, find_name, path_to_tensor, replaced, split_call
@@ -166,9 +167,10 @@ class Subject(Network):
             with self._named_in_errors(chunk):
                 seen.run(*args, **kwargs)
         self.silent = {site: why for site, why in seen.left_out.items() if "never called" not in why}
-        numbers = dict(seen.items())
-        inside = {site: x for site, x in numbers.items() if site not in (OUTPUT, ".")}  # "." is the whole model
-        return [Seen(site, tuple(x.shape), x.dtype, x) for site, x in inside.items()], numbers
+        names = Names.of(root)
+        self.silent = {told_apart(names, site): why for site, why in self.silent.items()}
+        numbers = {told_apart(names, site): x for site, x in seen.items()}
+        return [Seen(site, tuple(x.shape), x.dtype, x) for site, x in numbers.items() if site != OUTPUT], numbers
 
     def recorder(self, labels: Sequence[str]) -> Callable[[Chunk], tuple[dict[str, Call], Any, Masks]]:
         """A function from inputs to the calls of these modules, the answer, and the masks of padded tokens."""
