@@ -136,7 +136,7 @@ def test_pairs_of_other_things_are_no_difference_where_the_answers_are_the_same(
     sites = {"sites_a": ["0", "1", "2"], "sites_b": ["parts.0", "parts.1", "parts.2"]}
     d = sosie.diff(a, Before(convs).eval(), x, **sites)
     assert d.same, d.verdict
-    assert "though not at parts.0, parts.1 and parts.2" in d.verdict
+    assert "though not at parts.0, parts.1, parts.2" in d.verdict
     other = copy.deepcopy(convs)
     other[1].weight.data *= 1.01
     assert not sosie.diff(a, Before(other).eval(), x, **sites).same
