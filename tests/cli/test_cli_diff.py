@@ -58,6 +58,7 @@ def test_a_tolerance_and_a_map(tmp_path: Path) -> None:
         ((A, B, "--data", "demo", "--map", "conv1"), "--map is a=b"),
         ((A, B, "--data", "demo", "--floor", "soft"), "floor must be one of"),
         ((A, "nothing", "--data", "demo"), "no architecture 'nothing'"),
+        ((A, "net.onnx", "--data", "demo"), "an ONNX file is onnx:net.onnx"),
     ],
 )
 def test_trouble(

@@ -28,8 +28,8 @@ def exported(model: nn.Module, path: Path, x: Any = X, **options: Any) -> str:
     names = options.pop("input_names", ["x"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        x = x if isinstance(x, tuple) else (x[:2],)
-        axes = {name: {0: "inputs"} for name in names}
+        axes = options.pop("dynamic_axes", {name: {0: "inputs"} for name in names})
+        x = x if isinstance(x, tuple) else (x[:2] if axes else x,)
         torch.onnx.export(model, x, str(path), dynamo=False, input_names=names, dynamic_axes=axes, **options)
     return f"onnx:{path}"
 
@@ -69,6 +69,32 @@ def test_an_exported_model_is_the_same(spec: str) -> None:
     assert [site.site_b for site in leaves.sites] == [
         "stem", "block1.skip", "block2.skip", "block3.skip", "head", "output"
     ]  # fmt: skip
+
+
+def test_a_file_for_one_number_of_inputs(tmp_path: Path) -> None:
+    for inputs in (1, 5):
+        file = exported(A, tmp_path / f"{inputs}.onnx", X[:inputs], dynamic_axes=None)
+        for a, b in ((A, file), (file, A)):
+            d = sosie.diff(a, b, [X[:7], X[7:]])
+            assert d.same, d.verdict
+            assert d.sites[-1].inputs == 24 // inputs * inputs
+        wrong = edited(A, lambda b: b.block2.skip.weight.data.mul_(1.01))
+        assert sosie.diff(wrong, file, X).first == "block2.skip"
+
+
+def test_each_model_takes_its_own_arguments(spec: str) -> None:
+    """As when two conversions name their inputs differently."""
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = A
+
+        def forward(self, image: Tensor, scale: Tensor) -> Tensor:
+            return self.net(image) * scale
+
+    d = sosie.diff(Named(), spec, X, prepare_a=lambda x: {"image": x, "scale": torch.ones(())})
+    assert d.same, d.verdict
 
 
 def test_the_numbers_are_those_of_onnxruntime(spec: str) -> None:

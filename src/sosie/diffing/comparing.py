@@ -123,12 +123,11 @@ def _without_data(a: Any, b: Any, names: Sequence[str | None] | None) -> Diff:
         if isinstance(a, (str, os.PathLike)) and Path(a).is_file():
             raise OtherFile(f"{a} is not a golden record, which would hold its inputs; {needs}")
         raise TypeError(needs)
-    for path in (a, b):
-        if isinstance(path, (str, os.PathLike)) and not Path(path).exists():
-            raise TypeError(
-                f"{path} is no folder or file of weights, which could be compared without data: give data as the third "
-                "argument to run models on"
-            )
+    if missing := [str(path) for path in (a, b) if isinstance(path, (str, os.PathLike)) and not Path(path).exists()]:
+        raise TypeError(
+            f"there is no folder or file {listed(missing)}, whose weights could be compared without data; to run "
+            "models, give data as the third argument (--data)"
+        )
     from .weights import diff_weights
 
     name_a, name_b = names or (None, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from ..models import open_model
 from ..models.weights import PICKLE_SUFFIXES, TORCH_SUFFIXES, WHY_NO_PICKLE, read_weights
 from ..process_state import products
 from ..progress import Progress
+from ..results import counted
 from ..results.diff import Diff, TensorDiff
 
 PIECE = 2**18  # entries read at a time
@@ -214,16 +216,22 @@ def _of_folder(folder: Path, name: str) -> Weights:
         wanted: dict[Path, list[str] | None] = {whole: None}
     elif len(indices) == 1:
         wanted = _indexed(indices[0])
-    elif len(files) == 1 and not indices:
+    elif len(files) == 1 and not indices and not _is_one_of_several(files[0]):
         wanted = {files[0]: None}
     else:
-        kinds, several = ("indices", indices) if indices else ("safetensors files and no index", files)
+        have = f"{len(indices)} indices" if indices else f"{counted(len(files), 'safetensors file')} and no index"
         raise ValueError(
-            f"{folder} has {len(several)} {kinds} ({listed(f.name for f in several)}), so that it is unknown which "
-            f"belong together: name one file, or add model{INDEX}"
+            f"{folder} has {have} ({listed(f.name for f in indices or files)}), so that it is unknown which belong "
+            f"together: name one file, or add model{INDEX}"
         )
     unread = [file.name for file in files if file not in wanted]
     return _of_files(wanted, name, [f"{name}: {listed(unread)} not read"] if unread else [])
+
+
+def _is_one_of_several(file: Path) -> bool:
+    """Whether this is a shard by its name, model-00001-of-00002.safetensors."""
+    shards = re.search(r"-of-(\d+)$", file.stem)
+    return shards is not None and int(shards[1]) > 1
 
 
 def _indexed(path: Path) -> dict[Path, list[str] | None]:

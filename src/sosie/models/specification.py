@@ -455,8 +455,10 @@ def _open_built_in(spec: str, seed: int) -> tuple[nn.Module, str, Prepare | None
 
 
 def _hint(text: str) -> str:
-    """Return how to name a folder of transformers that was given without its prefix, or a file in it."""
+    """Return how to name an ONNX file, or a folder of transformers (or a file in it), given without its prefix."""
     path = Path(text).expanduser()
+    if path.suffix.lower() == ".onnx":
+        return f"; an ONNX file is onnx:{text}"
     folder = path if path.is_dir() else path.parent
     return f"; a folder of transformers is hf:{folder}" if path.exists() and (folder / "config.json").is_file() else ""
 
