@@ -81,6 +81,9 @@ def test_the_same_answers_have_no_divergence() -> None:
     assert found["perplexity_ratio"].value == pytest.approx(1, rel=1e-6)
     assert found["kl_largest"].at is not None
     assert found["kl_largest"].at.index == ()
+    sums = AnswerSums()
+    sums.add(a, a, labels=torch.arange(50) % 9)
+    assert str(rows(sums)["probability_drop"].value) == "0.0"  # and not −0
 
 
 @pytest.mark.parametrize("change", [1e-6, 1e-4, 1e-2, 0.1, 3.0, 40.0])

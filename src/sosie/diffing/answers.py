@@ -210,7 +210,7 @@ class AnswerSums:
 
     def _extreme(self, measure: str, kind: str, meaning: str) -> OutputDiff:
         value, place = self.furthest[kind]
-        return OutputDiff(measure, max(value, 0.0), at=place, meaning=meaning)
+        return OutputDiff(measure, max(value, 0.0) + 0.0, at=place, meaning=meaning)
 
     def _agreement(self) -> OutputDiff:
         """The share of predictions with the same first choice, with an exact interval for what they are worth."""

@@ -866,7 +866,7 @@ def _verdict(rows: Sequence[TensorDiff]) -> str:
     count = f"{len(compared):,} tensor{'s' * (len(compared) != 1)}"
     details = []
     if renamed := sum(row.name_a != row.name_b for row in compared):
-        details.append(f"{renamed:,} have another name")
+        details.append(f"{renamed:,} {'has' if renamed == 1 else 'have'} another name")
     if retyped := [row for row in compared if row.dtype_a != row.dtype_b]:
         types = Counter(f"{row.dtype_a} in A, {row.dtype_b} in B" for row in retyped).most_common(1)[0][0]
         details.append(f"{len(retyped):,} have another type ({types})")

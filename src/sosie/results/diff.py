@@ -234,7 +234,10 @@ class Diff(Result):
         else:
             heads = ("tensor", "change", "largest", "")
             changed = [t for t in self.weights if not t.equal]
-            rows = [(t.name_a or t.name_b or "", _written(t.change), _written(t.largest), "") for t in changed]
+            rows = [
+                (t.name_a or t.name_b or "", _written(t.change), _written(t.largest), "; ".join(t.notes))
+                for t in changed
+            ]
         lines = [heads, *rows[:most]] if rows else []
         widths = [max(len(line[k]) for line in lines) for k in range(4)] if lines else []
         table = ["  ".join(text.ljust(w) for text, w in zip(line, widths, strict=True)).rstrip() for line in lines]

@@ -1,0 +1,101 @@
+"""Two folders of weights, tensor by tensor: what changed, by how much, and what the folders lack."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+import sosie
+
+State = dict[str, Tensor]
+
+
+def weights() -> State:
+    random = torch.Generator().manual_seed(0)
+    state = {f"layers.{k}.{n}": torch.randn(48, 64, generator=random) for k in range(2) for n in ("q", "up")}
+    return state | {"embed": torch.randn(80, 64, generator=random), "norm": torch.ones(64)}
+
+
+def folder(path: Path, state: State, shards: int = 1) -> Path:
+    path.mkdir()
+    keys, index = sorted(state), {}
+    for k in range(shards):
+        part = {key: state[key].contiguous() for key in keys[k::shards]}
+        file = "model.safetensors" if shards == 1 else f"model-{k + 1:05}-of-{shards:05}.safetensors"
+        save_file(part, path / file)
+        index |= dict.fromkeys(part, file)
+    if shards > 1:
+        (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    return path
+
+
+def changed(change: Callable[[State], object]) -> State:
+    state = weights()
+    change(state)
+    return state
+
+
+def test_shards_are_one_model(tmp_path: Path) -> None:
+    a, b = folder(tmp_path / "a", weights()), folder(tmp_path / "b", weights(), 3)
+    for one, other in ((a, b), (b, a)):
+        assert sosie.diff(one, other).verdict == "The same: all 6 tensors are equal, bit for bit."
+    (b / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"1 of 3 shards that .* names are missing: model-00002-of-00003"):
+        sosie.diff(a, b)
+
+
+def test_a_lone_shard_is_no_model(tmp_path: Path) -> None:
+    a = folder(tmp_path / "a", weights(), 2)
+    (a / "model.safetensors.index.json").unlink()
+    (a / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"has 1 safetensors file and no index \(model-00001-of-00002"):
+        sosie.diff(a, a)
+    (a / "model-00001-of-00002.safetensors").rename(a / "model-00001-of-00001.safetensors")
+    assert sosie.diff(a, a).same
+
+
+def low_rank(state: State) -> None:
+    random = torch.Generator().manual_seed(1)
+    state["layers.1.q"] += 0.1 * torch.randn(48, 4, generator=random) @ torch.randn(4, 64, generator=random)
+
+
+def one_bit(state: State) -> None:
+    state["layers.0.up"].view(torch.int32)[3, 4] ^= 1
+
+
+def renamed(state: State) -> None:
+    state["model.norm"], state["extra"] = state.pop("norm"), torch.zeros(3)
+    del state["layers.1.up"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "tensor"),
+    [
+        (low_rank, "1 changed by a matrix of rank 4, as a LoRA does", "layers.1.q"),
+        (one_bit, "1 of 6 tensors differs, layers.0.up most", "layers.0.up"),
+        (lambda s: s["norm"].__setitem__(5, torch.nan), "NaN in B alone at 1 of 64 entries", "norm"),
+        (lambda s: s.update(embed=s["embed"].T), "the same numbers, transposed", "embed"),
+        (renamed, "the 5 tensors of both are equal, but 1 has another name, 1 is only in A, 1 is only in B", "layers.1.up"),
+    ],
+)  # fmt: skip
+def test_what_changed_comes_first_and_is_said(
+    change: Callable[[State], object], words: str, tensor: str, tmp_path: Path
+) -> None:
+    d = sosie.diff(folder(tmp_path / "a", weights()), folder(tmp_path / "b", changed(change), 2))
+    assert not d.same
+    assert words in d.verdict
+    assert d.weights[0].name_a == tensor
+    assert all(note in d.as_text() for row in d.weights if not row.equal for note in row.notes)
+
+
+def test_another_type_is_said(tmp_path: Path) -> None:
+    half = {key: tensor.bfloat16() for key, tensor in weights().items()}
+    d = sosie.diff(folder(tmp_path / "a", weights()), folder(tmp_path / "b", half))
+    assert "6 have another type (float32 in A, bfloat16 in B)" in d.verdict
+    assert "no more than the rounding of bfloat16" in d.verdict
