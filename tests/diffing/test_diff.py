@@ -295,6 +295,37 @@ def test_positions_off_by_one() -> None:
     assert "in its own forward, before transformer.wpe" in d.verdict
 
 
+def test_zeros_in_a_are_said() -> None:
+    a = edited(A, lambda b: (b.head.weight.data.zero_(), b.head.bias.data.zero_()))
+    d = sosie.diff(a, A, X)
+    assert (d.same, d.first) == (False, "head")
+    assert "or where A gives zeros" in d.verdict
+    assert "zero in A" in d.sites[-1].notes
+
+
+def test_the_verdict_says_from_where_on_even_if_the_code_before_a_part_is_wrong() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.Sequential(*(Scaling(1.0) for _ in range(3)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.blocks(x)
+
+    class Scaling(nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.conv, self.scale = nn.Conv2d(3, 3, 3, padding=1), scale
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(x * self.scale)
+
+    a = jiggled(Scaled())
+    d = sosie.diff(a, edited(a, lambda b: setattr(b.blocks[1], "scale", 1.1)), X)
+    assert d.verdict.startswith("Different from blocks.1 on: blocks.1 makes an error of ")
+    assert d.verdict.endswith("in its own forward, before blocks.1.conv.")
+
+
 def test_a_layer_that_is_called_output_is_not_taken_for_the_model() -> None:
     class Net2(Net):
         def __init__(self) -> None:

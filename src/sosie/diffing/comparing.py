@@ -464,7 +464,7 @@ def row_of(run: Replay, pair: Pair, level: Level, factor: float, types: tuple[st
     made = run.made[label].value() if label in run.made and pair.b not in run.unfit else None
     notes = [f"not run on A's inputs: {run.unfit[pair.b]}"] if pair.b in run.unfit else []
     if made == math.inf:
-        notes.append("on A's inputs it answers with another shape, or with NaN")
+        notes.append("on A's inputs it answers with another shape, with NaN, or where A gives zeros")
     about: dict[str, Any] = {
         "site_a": pair.a,
         "site_b": pair.b,
@@ -572,7 +572,7 @@ class _Search:
                 glue = inner
                 break
             current, glue = inner.pair, None
-        does = f"makes an error of {made:.2g}" if math.isfinite(made) else "answers with another shape, or with NaN"
+        does = f"makes an error of {made:.2g}" if math.isfinite(made) else "answers with another shape, with NaN, or where A gives zeros"
         if glue is None:
             return current.b, opened, f"{current.b} {does}"
         if self.pairs and not isinstance(self.a, Subject):
