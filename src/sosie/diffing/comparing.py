@@ -572,7 +572,11 @@ class _Search:
                 glue = inner
                 break
             current, glue = inner.pair, None
-        does = f"makes an error of {made:.2g}" if math.isfinite(made) else "answers with another shape, with NaN, or where A gives zeros"
+        does = (
+            f"makes an error of {made:.2g}"
+            if math.isfinite(made)
+            else "answers with another shape, with NaN, or where A gives zeros"
+        )
         if glue is None:
             return current.b, opened, f"{current.b} {does}"
         if self.pairs and not isinstance(self.a, Subject):

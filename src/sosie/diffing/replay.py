@@ -134,9 +134,9 @@ class Subject(Network):
         if self.values is not None:
             size = self.values.at_once
         elif isinstance(graph := getattr(getattr(model, "program", model), "graph", None), torch.fx.Graph):
-            first = next(iter(graph.find_nodes(op="placeholder")), None)
-            shape = () if first is None else getattr(first.meta.get("val"), "shape", ())
-            size = shape[0] if len(shape) and isinstance(shape[0], int) else None
+            first = next((node.meta.get("val") for node in graph.nodes if node.op == "placeholder"), None)
+            if isinstance(first, Tensor) and first.ndim and isinstance(first.shape[0], int):
+                size = first.shape[0]  # a symbol, if any number of inputs will do
         given = next((tensor for _, tensor in tensors_at(self.arguments(chunk))), None)
         return size if given is not None and given.shape[:1] == (chunk.count,) else None
 
