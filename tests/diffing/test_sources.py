@@ -141,7 +141,7 @@ def test_torchao() -> None:
         quantisation.quantize_(b, settings)
         d = sosie.diff(a, b, rows)
         assert d.first == "0"
-        assert d.verdict.endswith("; so do 2, 4.")
+        assert d.verdict.endswith("; errors of their own: 2, 4.")
         made = [site.made for site in d.sites[:5]]
         assert all(0.001 < error < 0.01 for error in made[::2] if error is not None)
         assert made[1] == made[3] == 0
