@@ -579,14 +579,14 @@ class Watch:
 
     # The forward
 
-    def run(self, *args: Any, **kwargs: Any) -> None:
-        """Run one forward that fills only this watch."""
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one forward that fills only this watch, and return what the model answers."""
         if not self._handles:
             raise RuntimeError("this watch is over: call run() inside its with block")
         token = _RUNNING.set(self)
         self.broke_off = False
         try:
-            self._root(*args, **kwargs)
+            return self._root(*args, **kwargs)
         except Exception as error:
             self.broke_off = self._active and self._failure is None
             if self._failure is not None and error is not self._failure:

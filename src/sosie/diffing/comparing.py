@@ -36,7 +36,7 @@ from ..progress import Progress
 from ..results import QUANTILES, Diff, Place, SiteDiff, counted
 from ..stats import coarser, jackknife
 from .answers import AnswerSums, logits_in
-from .explain import notes_of, same_features, with_axes
+from .explain import near, notes_of, same_features, with_axes
 from .floor import BITS, Floor, Level
 from .pairing import NEAR, Map, Pair, check_map, fused, no_pairs, pair_sites, read_map
 from .record import Record, is_record
@@ -64,6 +64,8 @@ def diff(
     prepare_a: Callable[[Any], Any] | None = None,
     prepare_b: Callable[[Any], Any] | None = None,
     inputs: Callable[[Any], Any] | None = None,
+    inputs_a: Callable[[Any], Any] | None = None,
+    inputs_b: Callable[[Any], Any] | None = None,
     device: str | torch.device | None = None,
     memory: int | str | None = None,
     max_rows: int | None = None,
@@ -79,6 +81,9 @@ def diff(
     `sites`, `sites_a`, `sites_b`: where the models are watched, by default their blocks or layers, always with the
     output. `map`: {site of A: site of B} where names differ, a function of A's names or a file with lines a=b; else
     sites are paired by name, or in order and by shape.
+
+    `inputs`, `inputs_a`, `inputs_b`: a function from a batch to a model's arguments, which may have other names in A
+    and B.
 
     `floor`: what must not matter. "batch": half as many inputs at a time, and the rounding of the models' type;
     "bfloat16", "float16" or "tf32": A in that precision; a model that counts as the same as A; or a relative error. An
@@ -103,9 +108,9 @@ def diff(
     elif data is None:
         return _without_data(model_a, model_b, names)
     prepares = for_each("prepare", 2, prepare_a, prepare_b)
-    options: dict[str, Any] = {"inputs": inputs, "device": device}
-    a: Reference = recorded or Subject.of(model_a, name=name_a, prepare=prepares[0], **options)
-    b = Subject.of(model_b, name=name_b, prepare=prepares[1], **options)
+    given = for_each("inputs", 2, inputs_a, inputs_b, inputs)
+    a: Reference = recorded or Subject.of(model_a, name=name_a, prepare=prepares[0], inputs=given[0], device=device)
+    b = Subject.of(model_b, name=name_b, prepare=prepares[1], inputs=given[1], device=device)
     a.sites, b.sites = for_each("sites", 2, sites_a, sites_b, sites)
     number_duplicates([a, b])
     with ExitStack() as stack:
@@ -142,6 +147,39 @@ class _Guilt:
     made: float
     floor: float
     inside: bool  # the module makes it, so it can be opened; else the code before it, or after the last
+
+
+@dataclass
+class _Pairing:
+    """The pairs of sites, and what their numbers say of those that were paired by their place and shape alone."""
+
+    pairs: list[Pair]
+    shuffled: set[str]  # sites of A whose features B has in another order
+    doubtful: list[Pair]  # whose numbers are not alike
+
+    @classmethod
+    def of(
+        cls,
+        a: Sequence[Seen],
+        first_a: Mapping[str, Tensor],
+        b: Sequence[Seen],
+        first_b: Mapping[str, Tensor],
+        wanted: Mapping[str, str],
+        *,
+        strict: bool = True,
+    ) -> _Pairing:
+        found = pair_sites(a, b, wanted=wanted, strict=strict)
+        guessed = {pair.a for pair in found if pair.is_doubtful}
+        if len(guessed) == len(found) < min(len(a), len(b)) / 2 + 0.5 and a and b and strict:
+            raise no_pairs(a, b)
+        shuffled = {pair.a for pair in found if same_features(first_a[pair.a], first_b[pair.b])}
+        pairs = with_axes(found, first_a, first_b)
+        unlike = [pair for pair in pairs if pair.a in guessed - shuffled and pair.axes is None]
+        return cls(pairs, shuffled, [pair for pair in unlike if not near(first_a[pair.a], first_b[pair.b])])
+
+    @property
+    def sure(self) -> list[Pair]:
+        return [pair for pair in self.pairs if pair not in self.doubtful]
 
 
 class _Run:
@@ -231,14 +269,25 @@ class _Run:
                     "inputs, so that its error is the one that it makes itself"
                 )
         check_map(wanted, [site.label for site in seen_a], [site.label for site in seen_b])
-        pairs = pair_sites(seen_a, seen_b, wanted=wanted)
-        self.caveats += fused(seen_a, seen_b, pairs)
-        by_shape = [pair for pair in pairs if pair.is_doubtful]
-        if len(by_shape) == len(pairs) < min(len(seen_a), len(seen_b)) / 2 + 0.5 and seen_a and seen_b:
-            raise no_pairs(seen_a, seen_b)
-        self.shuffled = {pair.a for pair in pairs if same_features(first_a[pair.a], first_b[pair.b])}
+        found = _Pairing.of(seen_a, first_a, seen_b, first_b, wanted)
+        if found.doubtful and given == (None, None) and not wanted and not self.b.sealed:
+            self.b.sites = "leaves"  # A may give what a part of B's block gives: before its activation, say
+            more_b, more_first_b = self._sites(self.b)
+            other = _Pairing.of(seen_a, first_a, more_b, more_first_b, wanted, strict=False)
+            if len(other.sure) > len(found.sure):
+                found, seen_b, first_b = other, more_b, more_first_b
+        self.caveats += fused(seen_a, seen_b, found.pairs)
+        if found.doubtful:
+            shown = listed([f"{pair.a} and {pair.b}" for pair in found.doubtful], 3)
+            alike = OUTPUT in first_a and OUTPUT in first_b and near(first_a[OUTPUT], first_b[OUTPUT], NEAR)
+            what = "though the outputs are alike: they are left out" if alike else "and are taken to belong together"
+            self.caveats.append(
+                f"{shown} have one place and shape, but not one name or the same numbers, {what}; map= names other pairs"
+            )
+            found.pairs = found.sure if alike else found.pairs
+        self.shuffled = found.shuffled
         seen_a, seen_b = ([replace(site, activation=None) for site in seen] for seen in (seen_a, seen_b))
-        return with_axes(pairs, first_a, first_b), seen_a, seen_b
+        return found.pairs, seen_a, seen_b
 
     def _sites_of_b(self, seen_a: Sequence[Seen], wanted: Mapping[str, str]) -> Any:
         """B's sites: those asked for, else modules with the names of A's sites, else its own default."""
@@ -256,7 +305,13 @@ class _Run:
 
     def _sites(self, subject: Reference) -> tuple[list[Seen], dict[str, Tensor]]:
         """A model's sites in execution order, and their activations for the look."""
-        found = subject.look_at(self.look)
+        try:
+            found = subject.look_at(self.look)
+        except SilentSite as error:
+            if subject.sites is not None:
+                raise
+            self.caveats.append(f"{subject.name}: {error}. Its output alone is compared")
+            return [], {}
         self.caveats += [f"{subject.name}: {site} {why}, and is left out" for site, why in subject.silent.items()]
         return found
 
@@ -540,7 +595,7 @@ class _Search:
 
         made = {pair.a: beyond(run.made.get(pair.a), levels[pair.a].made) for pair in run.pairs}
         for pair in run.pairs:
-            if pair.b in run.unfit or (pair.is_doubtful and _is_another(pair, rows)):
+            if pair.b in run.unfit:
                 made[pair.a] = None
         if (error := beyond(run.inputs, levels[run.under.a].arrives)) is not None and run.under is WHOLE:
             yield _Guilt(INPUTS, error, levels[run.under.a].arrives, inside=False)
@@ -680,12 +735,6 @@ def _is_undone(k: int, pairs: Sequence[Pair], made: Mapping[str, float | None], 
     if own:
         return any(number > k and not beyond for number, beyond in guilty)
     return any(number < k and beyond for number, beyond in guilty)
-
-
-def _is_another(pair: Pair, rows: Mapping[str, SiteDiff]) -> bool:
-    """Whether a pair gives numbers that are not alike, of which the answers show nothing: it compares two things."""
-    row, end = rows.get(pair.a), rows.get(OUTPUT)
-    return row is not None and not row.error <= NEAR and end is not None and not end.beyond
 
 
 def _where(guilt: _Guilt, home: Pair) -> str:

@@ -65,6 +65,11 @@ def _error(a: Tensor, b: Tensor) -> float:
     return error if math.isfinite(error) else math.inf
 
 
+def near(a: Tensor, b: Tensor, least: float = SAME_NUMBERS) -> bool:
+    """Whether two activations have nearly the same numbers, though for an error."""
+    return a.shape == b.shape and _error(numbers(a), numbers(b).to(a.device)) < least
+
+
 def with_axes(pairs: Sequence[Pair], a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> list[Pair]:
     """The pairs, with the order of B's axes where it is another one: found at a site, or else at others like it."""
     found = {pair.a: axes_of(a[pair.a], b[pair.b]) for pair in pairs}

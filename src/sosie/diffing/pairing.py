@@ -82,12 +82,13 @@ def pair_sites(
     *,
     wanted: Mapping[str, str] | None = None,
     under: tuple[str, str] | None = None,
+    strict: bool = True,
 ) -> list[Pair]:
     """The pairs in the order of A: by the map, by name, else in order, by numbers and by shape between those.
 
     `under`: the names of the two modules that the sites lie in, which are left out of their names. Sites without a
     counterpart are left out. Nothing is guessed: where several pairings are possible, an error lists the candidates,
-    but inside modules that belong together such sites are left out too.
+    but inside modules that belong together, or if not `strict`, such sites are left out too.
     """
     wanted, (home_a, home_b) = wanted or {}, under or ("", "")
     pairs = {x: Pair(x, y, "by the map") for x, y in wanted.items()}
@@ -105,7 +106,7 @@ def pair_sites(
             if len(found) > len(pairs):
                 pairs = found
     taken = {pair.b for pair in pairs.values()}
-    pairs |= _in_order(a, [y for y in b if y.label not in taken], b, pairs, strict=under is None)
+    pairs |= _in_order(a, [y for y in b if y.label not in taken], b, pairs, strict=strict and under is None)
     return [pairs[x.label] for x in a if x.label in pairs]
 
 

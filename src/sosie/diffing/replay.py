@@ -26,6 +26,7 @@ from ..capture.calls import (
     Seen,
     answering_as,
     fed,
+    like_own,
     matched,
     run_around,
     some_inputs,
@@ -156,7 +157,7 @@ class Subject(Network):
             yield
 
     def look_at(self, chunk: Chunk) -> tuple[list[Seen], dict[str, Tensor]]:
-        """The sites in execution order, without the output, and the activations of all for some inputs."""
+        """The sites in execution order, without the output, and the activations of all and the output for some inputs."""
         root, sites = unwrap(self.model), self.sites
         if self.sealed:
             return [], {}
@@ -165,11 +166,13 @@ class Subject(Network):
         with self.undone(), watch(self.model, sites, sink=lambda _, x: x.clone(), axes=False) as seen:
             args, kwargs = self.arguments(chunk)
             with self._named_in_errors(chunk):
-                seen.run(*args, **kwargs)
+                answer = seen.run(*args, **kwargs)
         self.silent = {site: why for site, why in seen.left_out.items() if "never called" not in why}
         names = Names.of(root)
         self.silent = {told_apart(names, site): why for site, why in self.silent.items()}
         numbers = {told_apart(names, site): x for site, x in seen.items()}
+        if (path := path_to_tensor(answer)) is not None:
+            numbers[OUTPUT] = at_path(answer, path)
         return [Seen(site, tuple(x.shape), x.dtype, x) for site, x in numbers.items() if site != OUTPUT], numbers
 
     def recorder(self, labels: Sequence[str]) -> Callable[[Chunk], tuple[dict[str, Call], Any, Masks]]:
@@ -493,8 +496,7 @@ class Replay:
                     f"{each.name} is {tuple(each.own.shape)} of {each.own.dtype} in B, {theirs} in A"
                 ).replace("torch.", "")
             elif outermost:
-                assert each.other is not None
-                gap.add(each.path, each.other.to(each.own.device, each.own.dtype), each.own)
+                gap.add(each.path, like_own(each.other, each.own), each.own)
 
 
 def main_place(output: Any, tensors: Mapping[Any, Tensor]) -> Any:
