@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 
 import pytest
@@ -172,7 +173,8 @@ def test_sites_of_one_place_and_shape_that_are_other_tensors_are_no_difference()
     assert d.same, d.verdict
     assert [site.site_b for site in d.sites] == ["first.0", "second.0", "last", "output"]
     d = sosie.diff(plain, WithActivation(plain).eval(), x, sites_b=["first", "second", "last"])
-    assert d.same and [site.site_b for site in d.sites] == ["last", "output"]
+    assert d.same
+    assert [site.site_b for site in d.sites] == ["last", "output"]
     assert any("one and first" in caveat and "left out" in caveat for caveat in d.caveats)
 
 
@@ -208,6 +210,44 @@ def test_torchscript_inside_a_module_is_compared_at_the_output() -> None:
     torch.manual_seed(0)
     plain, x = Plain().eval(), torch.randn(20, 6)
     d = sosie.diff(Holds(torch.jit.script(plain)).eval(), plain, x)
-    assert d.same and [site.site_a for site in d.sites] == ["output"], d.verdict
+    assert d.same, d.verdict
+    assert [site.site_a for site in d.sites] == ["output"]
     assert any("TorchScript" in caveat for caveat in d.caveats)
     assert not sosie.diff(plain, Holds(torch.jit.script(Plain())).eval(), x).same
+
+
+class WithNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.conv2, self.bn2 = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.linear = nn.Linear(8, 4)
+        for norm in (self.bn1, self.bn2):
+            nn.init.uniform_(norm.weight, 0.3, 3)
+            nn.init.uniform_(norm.running_var, 0.3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.relu(self.bn1(self.conv1(x)))
+        return self.linear(self.bn2(self.conv2(x)).mean((2, 3)))
+
+
+def test_quantised_layers_that_are_fused_are_held_against_what_they_replace() -> None:
+    quantize_fx = pytest.importorskip("torch.ao.quantization.quantize_fx", reason="this torch has no torch.ao")
+    from torch.ao.quantization import get_default_qconfig_mapping
+
+    torch.manual_seed(0)
+    model, x = WithNorm().eval(), torch.randn(32, 3, 8, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        prepared = quantize_fx.prepare_fx(copy.deepcopy(model), get_default_qconfig_mapping("x86"), (x,))
+        prepared(x)
+        quantised = quantize_fx.convert_fx(prepared)
+    d = sosie.diff({"float": model, "int8": quantised}, x)
+    assert not d.same
+    pairs = {site.site_b: site for site in d.sites}
+    assert "conv1" not in pairs  # it gives what follows the activation, which is no module in A
+    assert pairs["conv2"].site_a == "bn2"
+    assert pairs["conv2"].error < 0.1
+    assert pairs["conv2"].made is None
+    assert d.first == "output"
+    assert "fused" in d.verdict

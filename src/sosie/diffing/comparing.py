@@ -282,7 +282,7 @@ class _Run:
             alike = OUTPUT in first_a and OUTPUT in first_b and near(first_a[OUTPUT], first_b[OUTPUT], NEAR)
             what = "though the outputs are alike: they are left out" if alike else "and are taken to belong together"
             self.caveats.append(
-                f"{shown} have one place and shape, but not one name or the same numbers, {what}; map= names other pairs"
+                f"{shown} have one place and shape, but not one name or the same numbers, {what}; map= pairs others"
             )
             found.pairs = found.sure if alike else found.pairs
         self.shuffled = found.shuffled
@@ -639,6 +639,9 @@ class _Search:
             if any(self.b.has_parts(pair.b) for pair in self.pairs):
                 words += '; a record with sites="leaves" tells what it is'
             return OUTPUT, [], words
+        if any(pair.fused for pair in self.pairs) and current.b == OUTPUT:
+            words = f"the layers {_where(glue, current)} make an error of {made:.2g}; which does is not known, since "
+            return OUTPUT, [], f"{words}{self.b.name} has layers that are fused"
         if not opened and next(unwrap(self.b.model).children(), None) is not None:
             return OUTPUT, [], f"the output {does}; which layer does is not known, since none can be watched in both"
         if current.b == OUTPUT:

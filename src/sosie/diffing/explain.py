@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -81,7 +82,7 @@ def with_axes(pairs: Sequence[Pair], a: Mapping[str, Tensor], b: Mapping[str, Te
         axes = found[pair.a] or usual.get(x.ndim)
         as_it_is = x.shape == y.shape and _error(x, y) < SAME_NUMBERS
         if axes is not None and y.ndim == x.ndim and y.permute(axes).shape == x.shape and not as_it_is:
-            pair = Pair(pair.a, pair.b, f"{pair.how}, B's axes in the order {list(axes)}", axes)
+            pair = replace(pair, how=f"{pair.how}, B's axes in the order {list(axes)}", axes=axes)
         result.append(pair)
     return result
 

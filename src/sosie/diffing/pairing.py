@@ -29,6 +29,7 @@ class Pair:
     b: str
     how: str
     axes: tuple[int, ...] | None = None  # the order of B's axes that gives A's
+    fused: bool = False  # B's layer does what more than one of A's do, and takes what the first of those is given
 
     @property
     def is_doubtful(self) -> bool:
@@ -96,7 +97,11 @@ def pair_sites(
     left_b = [y for y in b if y.label not in set(wanted.values())]
     known = {_inside(y.label, home_b): y for y in left_b}
     for x in left_a:
-        if (y := known.get(_inside(x.label, home_a))) is not None:
+        if (y := known.get(_inside(x.label, home_a))) is None:
+            continue
+        if _fuses(x, y):
+            strict = False  # A has layers that B has not
+        else:
             pairs[x.label] = Pair(x.label, y.label, "by name")
     if not pairs:
         for prefix_a, prefix_b in itertools.permutations(["", *WRAPPERS, "model.model"], 2):
@@ -108,6 +113,17 @@ def pair_sites(
     taken = {pair.b for pair in pairs.values()}
     pairs |= _in_order(a, [y for y in b if y.label not in taken], b, pairs, strict=strict and under is None)
     return [pairs[x.label] for x in a if x.label in pairs]
+
+
+def _fuses(x: Seen, y: Seen) -> bool:
+    """Whether a quantised layer also does what follows the layer of its name in A: the norm, the activation."""
+    if not _is_quantised(y) or _is_quantised(x):
+        return False
+    return _relative_error(_sample(x.activation), _sample(y.activation)) > FAR
+
+
+def _is_quantised(site: Seen) -> bool:
+    return site.dtype == torch.quint8
 
 
 def _inside(label: str, prefix: str) -> str:
@@ -130,7 +146,10 @@ def _in_order(
         if _all_alike(run_a, run_b):
             found |= {x.label: Pair(x.label, y.label, "in order") for x, y in zip(run_a, run_b, strict=True)}
             continue
-        near = {x.label: Pair(x.label, y.label, "by their numbers") for x, y in by_numbers(run_a, run_b)}
+        near = {
+            x.label: Pair(x.label, y.label, "by their numbers", fused=_is_quantised(y) and not _is_quantised(x))
+            for x, y in by_numbers(run_a, run_b)
+        }
         found |= near
         for some_a, some_b in _runs(run_a, run_b, near):
             found |= _between(some_a, some_b, strict=strict)
@@ -169,6 +188,7 @@ def _all_alike(a: Sequence[Seen], b: Sequence[Seen]) -> bool:
 
 
 NEAR = 0.1  # relative error up to which two sites may give the same numbers, though for an error or rounding
+FAR = 0.3  # relative error from which on they are other numbers, not the same in 8 bits
 AHEAD = 4  # times as far must be the next site, unless it gives the same numbers as well
 SAMPLED = 4096  # numbers of a site
 ROUNDING = 1e-5  # relative error up to which numbers are the same

@@ -157,7 +157,7 @@ class Subject(Network):
             yield
 
     def look_at(self, chunk: Chunk) -> tuple[list[Seen], dict[str, Tensor]]:
-        """The sites in execution order, without the output, and the activations of all and the output for some inputs."""
+        """The sites in execution order, and for some inputs the activations of all of them and the output."""
         root, sites = unwrap(self.model), self.sites
         if self.sealed:
             return [], {}
@@ -173,7 +173,10 @@ class Subject(Network):
         numbers = {told_apart(names, site): x for site, x in seen.items()}
         if (path := path_to_tensor(answer)) is not None:
             numbers[OUTPUT] = at_path(answer, path)
-        return [Seen(site, tuple(x.shape), x.dtype, x) for site, x in numbers.items() if site != OUTPUT], numbers
+        names = Names.of(root).by_name
+        eight = [site for site in numbers if _is_quantised(names.get(split_call(site)[0]))]
+        kinds = {site: torch.quint8 if site in eight else x.dtype for site, x in numbers.items()}
+        return [Seen(site, tuple(x.shape), kinds[site], x) for site, x in numbers.items() if site != OUTPUT], numbers
 
     def recorder(self, labels: Sequence[str]) -> Callable[[Chunk], tuple[dict[str, Call], Any, Masks]]:
         """A function from inputs to the calls of these modules, the answer, and the masks of padded tokens."""
@@ -209,7 +212,7 @@ class Reference(Protocol):
     def recorder(self, labels: Sequence[str]) -> Callable[[Chunk], tuple[dict[str, Call], Any, Masks]]: ...
 
 
-def _is_quantised(module: nn.Module) -> bool:
+def _is_quantised(module: nn.Module | None) -> bool:
     """Whether this is a layer of torch.ao in 8 bits, whose mode has no effect."""
     return type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized"))
 
@@ -275,7 +278,7 @@ class Replay:
         self._compiled = [as_called and isinstance(each, Subject) and each.is_compiled for each in (a, b)]
         self._tolerances = {"rtol": rtol, "atol": atol}
         self._reference = a.recorder([*(pair.a for pair in self.pairs), under.a])
-        self._levels = levels_of(self.pairs)
+        self._levels = levels_of([pair for pair in self.pairs if not pair.fused])
         self.entries: dict[str, Entries] = {}  # by A's label, as everything here
         self.shapes: dict[str, tuple[int, ...]] = {}  # of one input's activation
         self.other_shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # of A and B, where they differ
