@@ -34,7 +34,7 @@ from ..capture.calls import (
     told_apart,
 )
 from ..capture.restore import is_compiled, modules_of, state_of
-from ..capture.sites import Names, _parts, ancestors, find_name, path_to_tensor, replaced, split_call
+from ..capture.sites import Names, _parts, ancestors, at_path, find_name, path_to_tensor, replaced, split_call
 from ..engine.network import OUTPUT, AsExported, Network
 from ..models.values import ValueModel, value_model_in
 from ..process_state import kept_random_state, products
@@ -173,8 +173,7 @@ class Subject(Network):
         numbers = {told_apart(names, site): x for site, x in seen.items()}
         if (path := path_to_tensor(answer)) is not None:
             numbers[OUTPUT] = at_path(answer, path)
-        names = Names.of(root).by_name
-        eight = [site for site in numbers if _is_quantised(names.get(split_call(site)[0]))]
+        eight = [site for site in numbers if _is_quantised(names.by_name.get(split_call(site)[0]))]
         kinds = {site: torch.quint8 if site in eight else x.dtype for site, x in numbers.items()}
         return [Seen(site, tuple(x.shape), kinds[site], x) for site, x in numbers.items() if site != OUTPUT], numbers
 
