@@ -139,8 +139,6 @@ def row(family: str, name_a: str, name_b: str, d: Diff) -> dict[str, Any]:
         "error": output.error,
         "sites": len(d.sites),
         "first": d.first or "",
-        "verdict": d.verdict,
-        "agreement": next((each.value for each in d.outputs if each.measure == "agreement"), None),
     }
 
 
@@ -197,9 +195,7 @@ def main() -> None:
     found = []
     for rows in (silero_rows, minilm_rows, resnet_rows):
         found += rows()
-    show("Conversions", [{k: v for k, v in each.items() if k not in ("verdict", "agreement")} for each in found])
-    for each in found:
-        print(f"{each['a']} and {each['b']}: {each['verdict']}")
+    show("Conversions", found)
     write("conversions", {"what": WHAT, "rows": found})
 
 
