@@ -406,6 +406,7 @@ def open_model(spec: str, *, seed: int = 0, head: bool = False) -> NamedModel:
     - `hf:folder`: a folder written by transformers' save_pretrained, with its tokeniser; `hf:folder(head=True)`, or
       `head` here: with the head that was saved; `hf:org/name@revision`: a repository of the Hugging Face Hub, of which
       nothing but weights and settings is downloaded, and no code
+    - `onnx:file.onnx`: an ONNX file, which onnxruntime runs on the CPU; its named values are the sites
 
     `seed` and `normalise` are options of sosie's and of the libraries' models, others go to the architecture:
     `tiny10(seed=1, normalise='cifar')`. Files are searched for as given, then in the folders of SOSIE_WEIGHTS. The
