@@ -51,12 +51,15 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check(found: Any, wanted: Any, tolerance: float, where: str) -> None:
-    """The same all through, but for numbers that may be off by so much, relative to those above 1."""
+    """The same all through, but for numbers that may be off by so much, relative to those above 1.
+
+    Caveats that are written anew may have other words than they had then.
+    """
     if isinstance(wanted, list) and isinstance(found, list):
         found, wanted = dict(enumerate(found)), dict(enumerate(wanted))
     if isinstance(wanted, dict) and isinstance(found, dict):
         assert found.keys() - NEWER == wanted.keys() - NEWER, where
-        for key in wanted:
+        for key in wanted.keys() - ({"text"} if tolerance else set()):
             check(found[key], wanted[key], tolerance, f"{where}, {key}")
     elif isinstance(wanted, float) and isinstance(found, float):
         # Rows in one direction are equally near: rounding, which differs between processors, says which comes first.

@@ -93,7 +93,7 @@ def test_each_model_takes_its_own_arguments(spec: str) -> None:
         def forward(self, image: Tensor, scale: Tensor) -> Tensor:
             return self.net(image) * scale
 
-    d = sosie.diff(Named(), spec, X, prepare_a=lambda x: {"image": x, "scale": torch.ones(())})
+    d = sosie.diff(Named(), spec, X, inputs_a=lambda x: {"image": x, "scale": torch.ones(())})
     assert d.same, d.verdict
 
 

@@ -158,7 +158,7 @@ def test_what_was_not_recorded_is_not_blamed_on_the_forward(model: nn.Module, tm
     with torch.no_grad():
         other[0].bias.add_(0.05)  # type: ignore[index, union-attr]
     found = diff(record(model, X, tmp_path / "blocks.safetensors", sites="blocks"), other)
-    assert found.verdict.startswith("Different: something makes an error of ")
+    assert found.verdict.startswith("Different from 1 on: something makes an error of ")
     assert found.verdict.endswith(
         'before 1, where nothing was recorded; a record with sites="leaves" tells what it is.'
     )

@@ -216,15 +216,15 @@ def test_models_that_take_one_number_of_inputs() -> None:
             d = sosie.diff(A, program(WRONG, inputs), batches)
             assert (d.same, d.first) == (False, "block2.conv"), d.verdict
             left_out = [caveat for caveat in d.caveats if "left out" in caveat]
-            assert left_out == (["the last 4 inputs are left out: 5 are taken at a time"] if inputs == 5 else [])
+            assert left_out == (["the last 4 inputs do not fill a batch of 5: left out"] if inputs == 5 else [])
     assert sosie.diff(program(A, 5).module(), WRONG, X).first == "output"
     of_ten = jiggled(OfTen())
     d = sosie.diff(A, of_ten, [X[:10], X[10:20], X[20:]])
     assert d.same
     assert d.sites[-1].inputs == 20
-    with pytest.raises(ValueError, match=r"takes 24 inputs at a time, as exported, but is given only 10"):
+    with pytest.raises(ValueError, match=r"takes batches of 24, but there are only 10"):
         sosie.diff(A, program(A, 24), X[:10])
-    with pytest.raises(ValueError, match=r"takes 5 inputs and .* takes 3 inputs at a time, as exported"):
+    with pytest.raises(ValueError, match=r"takes batches of 5 and .* batches of 3"):
         sosie.diff(program(A, 5), program(A, 3), X)
     with pytest.raises(RuntimeError, match="invalid for input of size") as caught:
         sosie.diff(A, of_ten, X)

@@ -153,7 +153,7 @@ def test_extract_on_the_command_line(tmp_path: Path, monkeypatch):
 def test_rows_of_other_inputs_are_paired_with_a_caveat(models, images, tmp_path: Path):
     def differ(a, b, *data) -> bool:
         c = sosie.compare(a, b, *data, measures="linear_cka", rows_b=None if data else "flatten")
-        return any("paired by their number" in text for text in c.rows()[0]["caveats"])
+        return any("paired by position" in text for text in c.rows()[0]["caveats"])
 
     first, same, turned = (
         sosie.extract(model, data, out=tmp_path / f"{name}.safetensors")

@@ -17,7 +17,7 @@ def test_p_values_need_draws_enough_to_fall_below_the_level(draws: int, told: bo
     row = c.rows()[0]
     assert row["null"] is not None
     assert (row["p"] == pytest.approx(1 / 20)) if told else (row["p"] is None)
-    assert any(f"19 draws or more, got draws={draws}" in text for text in row["caveats"]) is not told
+    assert any(f"at least 19 draws, got draws={draws}" in text for text in row["caveats"]) is not told
 
 
 def test_so_do_those_of_weights() -> None:
@@ -26,7 +26,7 @@ def test_so_do_those_of_weights() -> None:
     row = sosie.compare_weights(a, b, null="weights", draws=2).rows()[0]
     assert row["p"] is None
     assert row["null"] is not None
-    assert "no p-values: p ≤ 0.05 takes 19 draws or more, got draws=2" in row["caveats"]
+    assert "no p-values: p ≤ 0.05 needs at least 19 draws, got draws=2" in row["caveats"]
 
 
 def test_a_model_without_a_layer_that_says_its_input_is_refused_in_words() -> None:

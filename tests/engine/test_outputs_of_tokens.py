@@ -161,7 +161,7 @@ def test_what_is_refused() -> None:
             "attention_mask": torch.ones(len(texts), len(texts[0])),
         }
 
-    with pytest.raises(ValueError, match="cut the same text into different tokens"):
+    with pytest.raises(ValueError, match="tokenise the same text differently"):
         sosie.compare_outputs(Tagger(0), Tagger(1), [["abcd"] * 4], prepare_a=tokens(0), prepare_b=tokens(1))
     sosie.compare_outputs(Tagger(0), Tagger(1), [["abcd"] * 4], prepare_a=tokens(0), prepare_b=tokens(11))
     with pytest.raises(ValueError, match=r"set kind='logits' if these are \(inputs, tokens, vocabulary\)"):
@@ -169,7 +169,7 @@ def test_what_is_refused() -> None:
     sosie.compare_outputs(Tagger(0, 5), Tagger(1, 5), batches(), kind="logits")
     with pytest.raises(ValueError, match="need the same classes on both sides, got 5 and 6"):
         sosie.compare_outputs(Tagger(0, 5), Tagger(1, 6), batches(), kind="logits")
-    with pytest.raises(ValueError, match="no token of 40 inputs has a label"):
+    with pytest.raises(ValueError, match="none of the tokens of 40 inputs has a label"):
         sosie.compare_outputs(Tagger(0), Tagger(1), batches(), labels=torch.full((40, 7), -100))
     broken = Tagger(1)
     broken.head.weight.data[2, 1] = torch.nan

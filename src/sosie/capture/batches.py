@@ -507,8 +507,8 @@ def model_arguments(
     If the forward of `model` takes an `attention_mask`, a part (inputs, tokens) beside ids or embeddings is passed as
     that. `inputs(batch)` overrides all this and returns a tensor, a tuple of arguments or a dict. `prepare` (its own
     normalisation) is applied after the move to the first argument, or in a dict to `pixel_values`, `x`, or the
-    first floating-point tensor; of a lone tensor it may make a dict of arguments. For text (a list of strings, or a
-    dict with such a list) `prepare` is the model's tokeniser: it receives the whole batch and returns the arguments.
+    first floating-point tensor. For text (a list of strings, or a dict with such a list) `prepare` is the model's
+    tokeniser: it receives the whole batch and returns the arguments.
     """
     chosen = without_labels(batch) if inputs is None else inputs(copied(batch))  # it may work in place
     has_text = is_text(chosen) or (isinstance(chosen, Mapping) and any(map(is_text, chosen.values())))
@@ -537,10 +537,7 @@ def model_arguments(
         if not positional or not isinstance(positional[0], Tensor):
             got = type(positional[0]).__name__ if positional else "nothing"
             raise ValueError(f"prepare is applied to the model's first argument, which is {got}, not a tensor")
-        first = prepare(positional[0])
-        if isinstance(first, Mapping):
-            return (), {**first, **beside}
-        positional = (first, *positional[1:])
+        positional = (prepare(positional[0]), *positional[1:])
     return positional, beside
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .batches import named_arguments
 from .restore import every_module_called
-from .sites import OUTPUT, Names, SilentSite, _parts, at_path, find_name, label_of, path_to_tensor, replaced, unwrap
+from .sites import OUTPUT, Names, SilentSite, at_path, find_name, label_of, parts_of, path_to_tensor, replaced, unwrap
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Path = tuple[Any, ...]
@@ -34,7 +34,7 @@ def run_around(
     """Run one forward with functions around the calls of modules that are named by the labels of their sites.
 
     `enter` may replace what a module is given, `leave` what it returns; where they return None nothing changes.
-    "mix@2" is the second call of `mix`, "output" the model itself (and a module of that name is "output@1").
+    "mix@2" is the second call of `mix`, "output" the model itself (a module of that name is "output@1").
     """
     root = unwrap(model)
     if isinstance(root, torch.jit.ScriptModule):
@@ -65,8 +65,8 @@ def run_around(
         return root(*args, **kwargs)
 
 
-def told_apart(names: Names, label: str) -> str:
-    """The label of a site where "output" is the whole model, even if one of its modules has that name."""
+def with_output_reserved(names: Names, label: str) -> str:
+    """The label of a site, in which "output" is the whole model: a module of that name is "output@1"."""
     return {".": OUTPUT, OUTPUT: f"{OUTPUT}@1"}.get(label, label) if OUTPUT in names.by_name else label
 
 
@@ -132,7 +132,7 @@ def calls_inside(model: nn.Module, label: str, arguments: Arguments) -> list[See
         path = path_to_tensor(output)
         if inside and not depth and path is not None:
             tensor = at_path(output, path)
-            own = told_apart(names, label_of(names, names.first[id(module)], counts[module]))
+            own = with_output_reserved(names, label_of(names, names.first[id(module)], counts[module]))
             seen.append(Seen(own, tuple(tensor.shape), tensor.dtype, tensor.detach().clone()))
 
     with every_module_called(model), ExitStack() as stack:
@@ -159,7 +159,7 @@ def run_changed(
     None changes nothing.
     """
     names, reached = Names.of(unwrap(model)), False
-    label = told_apart(names, label_of(names, names.first[id(module)], call))
+    label = with_output_reserved(names, label_of(names, names.first[id(module)], call))
 
     def leave(label: str, module: nn.Module, output: Any) -> Any:
         nonlocal reached
@@ -253,7 +253,7 @@ def tensors_at(structure: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]
     if isinstance(structure, Tensor):
         yield path, structure
         return
-    for key, part in _parts(structure, ()):
+    for key, part in parts_of(structure, ()):
         yield from tensors_at(part, (*path, key))
 
 

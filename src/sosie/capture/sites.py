@@ -372,7 +372,7 @@ def path_to_tensor(output: Any, preferred: Sequence[str] = _PREFERRED) -> tuple[
     """Return the keys that lead to an output's `first_tensor`, outermost first; None without a tensor."""
     if isinstance(output, Tensor):
         return ()
-    for key, part in _parts(output, preferred):
+    for key, part in parts_of(output, preferred):
         inside = path_to_tensor(part, preferred)
         if inside is not None:
             return (key, *inside)
@@ -432,10 +432,10 @@ def tensors_in(output: Any) -> list[Tensor]:
     """Return every tensor in an output of any structure."""
     if isinstance(output, Tensor):
         return [output]
-    return [tensor for _, part in _parts(output, ()) for tensor in tensors_in(part)]
+    return [tensor for _, part in parts_of(output, ()) for tensor in tensors_in(part)]
 
 
-def _parts(output: Any, preferred: Sequence[str]) -> list[tuple[Any, Any]]:
+def parts_of(output: Any, preferred: Sequence[str]) -> list[tuple[Any, Any]]:
     """Return the parts of a container by key, the preferred keys first; nothing for other objects."""
     if _is_record(output):
         output = {
@@ -573,7 +573,6 @@ class Watch:
         self._no_activation: dict[str, str] = {}
         self._thread = threading.get_ident()
         self._depth = 0  # a model may call itself
-        self.broke_off = False  # whether the last forward failed by itself, not by what a site gave
         self._start()
         self._active = False
 
@@ -584,11 +583,9 @@ class Watch:
         if not self._handles:
             raise RuntimeError("this watch is over: call run() inside its with block")
         token = _RUNNING.set(self)
-        self.broke_off = False
         try:
             return self._root(*args, **kwargs)
         except Exception as error:
-            self.broke_off = self._active and self._failure is None
             if self._failure is not None and error is not self._failure:
                 raise self._failure from error
             raise

@@ -209,7 +209,7 @@ class AnswerSums:
         return tuple(rows)
 
     def _extreme(self, measure: str, kind: str, meaning: str) -> OutputDiff:
-        value, place = self.furthest[kind]
+        value, place = self.furthest[kind]  # of equal predictions rounding may leave less than 0, or -0.0
         return OutputDiff(measure, max(value, 0.0) + 0.0, at=place, meaning=meaning)
 
     def _agreement(self) -> OutputDiff:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from ..capture import Chunk, count_inputs, cut, named_arguments, select, unwrap
 from ..capture.calls import Seen, calls_inside
 from ..capture.restore import borrowed
 from ..capture.sites import Names, SilentSite, ancestors, find_name, split_call
-from ..checks import listed, positive
+from ..checks import listed
 from ..engine.network import OUTPUT, for_each, models_and_data, number_duplicates
 from ..engine.outputs import ids_in, right_answers
 from ..engine.plan import MEMORY, parse_size
@@ -98,9 +97,6 @@ def diff(
         raise ValueError(f"diff compares two models, got {len(things)}")
     (model_a, model_b), (name_a, name_b) = things, names
     recorded = Record.load(model_a, name_a) if is_record(model_a) else None
-    for tolerance, word in ((rtol, "rtol"), (atol, "atol")):
-        if tolerance not in (None, 0):
-            positive(tolerance, word)
     if is_record(model_b):
         raise TypeError(f"a record is the reference, so it comes first: diff({str(model_b)!r}, model)")
     if recorded is not None:
@@ -197,7 +193,10 @@ class _Run:
                 f"{a.name} is of {BITS.get(a.dtype, a.dtype)} and {b.name} of {BITS.get(b.dtype, b.dtype)}: inputs are "
                 f"cast, and the floor is that of {BITS.get(coarser(a.dtype, b.dtype))}"
             )
-        self.at_once = self._settled()
+        self.batch_size: int | None = None  # the only one that the models take; None: any
+        for subject in (a, b):
+            if isinstance(subject, Subject):
+                self._settle(subject)
         self.pairs, self.seen_a, self.seen_b = self._pair(map)
         if isinstance(a, Record):
             self.floor = a.floor(floor, b)
@@ -216,36 +215,26 @@ class _Run:
     def _first(self, count: int) -> Chunk:
         return Chunk(cut(self.stream.first, 0, count), self.stream.first_row, count)
 
-    def _settled(self) -> int | None:
-        """How many inputs the models take at a time, if one of them takes no other number; None if any number."""
-        subjects = [each for each in (self.a, self.b) if isinstance(each, Subject)]
-        sizes = {each.name: size for each in subjects if (size := each.at_once(self.look)) is not None}
-        if len(set(sizes.values())) > 1:
-            takes = " and ".join(f"{name} takes {counted(size, 'input')}" for name, size in sizes.items())
-            raise ValueError(f"{takes} at a time, as exported: export both for the same number, or for any")
-        name, size = next(iter(sizes.items()), ("", None))
-        if size is not None:
-            self.stream = self.stream.in_batches_of(size)
-            if (there := min(count_inputs(self.stream.first), self.stream.max_rows or size)) < size:
-                raise ValueError(f"{name} takes {size} inputs at a time, as exported, but is given only {there}")
-            self.look = self._first(size)
-        few = self.look
-        try:
-            self._settle(subjects)
-        except (RuntimeError, ValueError, TypeError, AssertionError) as error:
-            loaded = count_inputs(self.stream.first)
-            if size is not None or loaded == few.count:
-                raise
-            self.look, size = self._first(loaded), loaded  # perhaps the loader knows how many it takes
-            try:
-                self._settle(subjects)
-            except Exception:
-                raise error from None
-        return size
+    def _settle(self, subject: Subject) -> None:
+        """Run a few inputs, in a batch of the size that the model takes."""
 
-    def _settle(self, subjects: Sequence[Subject]) -> None:
-        for subject in subjects:
+        def run() -> None:
+            if subject.batch_size is not None:
+                self._read_in_batches_of(subject.batch_size, subject.name)
             subject.settle(self.look)
+
+        subject.learn_batch_size(self.look, count_inputs(self.stream.first), run)
+
+    def _read_in_batches_of(self, size: int, name: str) -> None:
+        if self.batch_size not in (None, size):
+            raise ValueError(
+                f"{self.a.name} takes batches of {self.batch_size} and {name} batches of {size}: export both for one "
+                "batch size, or for any"
+            )
+        self.batch_size, self.stream = size, self.stream.in_batches_of(size)
+        if (there := min(count_inputs(self.stream.first), self.stream.max_rows or size)) < size:
+            raise ValueError(f"{name} takes batches of {size}, but there are only {counted(there, 'input')}")
+        self.look = self._first(size)
 
     def _pair(self, map: Map) -> tuple[list[Pair], list[Seen], list[Seen]]:
         """The sites of both models, from a look at a few inputs, and which belong together."""
@@ -280,9 +269,9 @@ class _Run:
         if found.doubtful:
             shown = listed([f"{pair.a} and {pair.b}" for pair in found.doubtful], 3)
             alike = OUTPUT in first_a and OUTPUT in first_b and near(first_a[OUTPUT], first_b[OUTPUT], NEAR)
-            what = "though the outputs are alike: they are left out" if alike else "and are taken to belong together"
+            what = "while the outputs agree: they are not compared" if alike else "they are compared all the same"
             self.caveats.append(
-                f"{shown} have one place and shape, but not one name or the same numbers, {what}; map= pairs others"
+                f"{shown} were matched by position and shape alone; their values differ, {what}. map= sets the pairs"
             )
             found.pairs = found.sure if alike else found.pairs
         self.shuffled = found.shuffled
@@ -310,7 +299,7 @@ class _Run:
         except SilentSite as error:
             if subject.sites is not None:
                 raise
-            self.caveats.append(f"{subject.name}: {error}. Its output alone is compared")
+            self.caveats.append(f"{subject.name}: {error}. Only its output is compared")
             return [], {}
         self.caveats += [f"{subject.name}: {site} {why}, and is left out" for site, why in subject.silent.items()]
         return found
@@ -323,12 +312,12 @@ class _Run:
         most = max(1, self.memory // (2 * sum(bytes_)))
         if self.a.on_cpu():
             most = max(1, min(most, CACHE // max(bytes_)))
-        most = self.at_once or most
+        most = self.batch_size or most
         for chunk in self.stream.chunks(block=None):
             for start in range(0, chunk.count, most):
                 count = min(most, chunk.count - start)
-                if self.at_once and count < most:
-                    self.caveats.append(f"the last {counted(count, 'input')} are left out: {most} are taken at a time")
+                if self.batch_size and count < most:
+                    self.caveats.append(f"the last {counted(count, 'input')} do not fill a batch of {most}: left out")
                     continue
                 yield Chunk(cut(chunk.batch, start, start + count), chunk.start + start, count)
 
@@ -345,7 +334,7 @@ class _Run:
                 bar.advance(chunk.count)
                 if (error := run.last_error) > most:
                     most = error
-                    worst = chunk if self.at_once else _input(chunk, run.last_worst)
+                    worst = chunk if self.batch_size else _input(chunk, run.last_worst)
         levels = self.floor.at(self.pairs, [floor_chunk])
         chunks = [self.look, worst] if worst is not self.look else [self.look]
         search = _Search(self.a, self.b, self.floor, chunks, self.pairs)
@@ -356,7 +345,7 @@ class _Run:
         first = count_inputs(self.stream.first)
         tenth = (self.stream.expected or first) // 10
         count = min(first, self.stream.max_rows or first, FLOOR_INPUTS, max(LOOK, tenth))
-        return self._first(self.at_once or count)
+        return self._first(self.batch_size or count)
 
     def _add_answers(self, run: Replay, chunk: Chunk) -> None:
         """What both models answered, if these are logits of the same classes or tokens."""
@@ -481,8 +470,7 @@ class _Run:
                 )
             return f"The same up to {kind} at {count}."
         beyond = next((row.site_b for row in sites if row.beyond), None)
-        told = beyond is not None and re.search(rf"before {re.escape(beyond)}(?![\w.])", words)
-        since = f" from {beyond} on" if beyond and not told else ""
+        since = f" from {beyond} on" if beyond else ""
         return f"Different{since}: {words}." if found else f"Different {words}."
 
 
@@ -601,9 +589,9 @@ class _Search:
             yield _Guilt(INPUTS, error, levels[run.under.a].arrives, inside=False)
         for k, pair in enumerate(run.pairs):
             error = beyond(run.arrives.get(pair.a), levels[pair.a].arrives)
-            # Rotary positions counted from 5: a module may be given other numbers, and not mind.
-            minds = pair.a not in rows or rows[pair.a].beyond
-            if error is not None and (minds or error <= factor * levels[pair.a].error):
+            # Other inputs may change nothing in what a module gives: rotary positions that count from 5, say.
+            shows = pair.a not in rows or rows[pair.a].beyond
+            if error is not None and (shows or error <= factor * levels[pair.a].error):
                 yield _Guilt(pair, error, levels[pair.a].arrives, inside=False)
             if (error := made[pair.a]) is not None and not _is_undone(k, run.pairs, made, rows):
                 yield _Guilt(pair, error, levels[pair.a].made, inside=True)
@@ -640,8 +628,8 @@ class _Search:
                 words += '; a record with sites="leaves" tells what it is'
             return OUTPUT, [], words
         if any(pair.fused for pair in self.pairs) and current.b == OUTPUT:
-            words = f"the layers {_where(glue, current)} make an error of {made:.2g}; which does is not known, since "
-            return OUTPUT, [], f"{words}{self.b.name} has layers that are fused"
+            words = f"the layers {_where(glue, current)} make an error of {made:.2g}; which of them is not known, "
+            return OUTPUT, [], f"{words}because some layers of {self.b.name} are fused"
         if not opened and next(unwrap(self.b.model).children(), None) is not None:
             return OUTPUT, [], f"the output {does}; which layer does is not known, since none can be watched in both"
         if current.b == OUTPUT:

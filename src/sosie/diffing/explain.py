@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from ..stats import Entries, real_numbers
-from .pairing import Pair
+from .pairing import SAME_NUMBERS, Pair
 
 EXPLAINED = 0.01  # share of the squared error that may be left for a scale or a shift to explain it
-SAME_NUMBERS = 0.3  # relative error below which numbers in another order count as the same, though for an error
 MOST_FEATURES = 4096
 
 
@@ -67,7 +66,7 @@ def _error(a: Tensor, b: Tensor) -> float:
 
 
 def near(a: Tensor, b: Tensor, least: float = SAME_NUMBERS) -> bool:
-    """Whether two activations have nearly the same numbers, though for an error."""
+    """Whether two activations have the same numbers, allowing for an error."""
     return a.shape == b.shape and _error(numbers(a), numbers(b).to(a.device)) < least
 
 

@@ -119,7 +119,7 @@ def _fuses(x: Seen, y: Seen) -> bool:
     """Whether a quantised layer also does what follows the layer of its name in A: the norm, the activation."""
     if not _is_quantised(y) or _is_quantised(x):
         return False
-    return _relative_error(_sample(x.activation), _sample(y.activation)) > FAR
+    return _relative_error(_sample(x.activation), _sample(y.activation)) > SAME_NUMBERS
 
 
 def _is_quantised(site: Seen) -> bool:
@@ -187,8 +187,8 @@ def _all_alike(a: Sequence[Seen], b: Sequence[Seen]) -> bool:
     return len(a) == len(b) and all(_alike(x, y) for x, y in zip(a, b, strict=True))
 
 
+SAME_NUMBERS = 0.3  # relative error below which numbers count as the same, allowing for an error
 NEAR = 0.1  # relative error up to which two sites may give the same numbers, though for an error or rounding
-FAR = 0.3  # relative error from which on they are other numbers, not the same in 8 bits
 AHEAD = 4  # times as far must be the next site, unless it gives the same numbers as well
 SAMPLED = 4096  # numbers of a site
 ROUNDING = 1e-5  # relative error up to which numbers are the same

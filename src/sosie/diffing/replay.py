@@ -31,10 +31,10 @@ from ..capture.calls import (
     run_around,
     some_inputs,
     tensors_at,
-    told_apart,
+    with_output_reserved,
 )
 from ..capture.restore import is_compiled, modules_of, state_of
-from ..capture.sites import Names, _parts, ancestors, at_path, find_name, path_to_tensor, replaced, split_call
+from ..capture.sites import Names, ancestors, at_path, find_name, parts_of, path_to_tensor, replaced, split_call
 from ..engine.network import OUTPUT, AsExported, Network
 from ..models.values import ValueModel, value_model_in
 from ..process_state import kept_random_state, products
@@ -128,19 +128,6 @@ class Subject(Network):
                 given = replaced(given, path, tensor.to(self.cast))
         return given
 
-    def at_once(self, chunk: Chunk) -> int | None:
-        """How many inputs a model takes at a time that was exported for one number of them."""
-        model = unwrap(self.model)
-        size: Any = None
-        if self.values is not None:
-            size = self.values.at_once
-        elif isinstance(graph := getattr(getattr(model, "program", model), "graph", None), torch.fx.Graph):
-            first = next((node.meta.get("val") for node in graph.nodes if node.op == "placeholder"), None)
-            if isinstance(first, Tensor) and first.ndim and isinstance(first.shape[0], int):
-                size = first.shape[0]  # a symbol, if any number of inputs will do
-        given = next((tensor for _, tensor in tensors_at(self.arguments(chunk))), None)
-        return size if given is not None and given.shape[:1] == (chunk.count,) else None
-
     def settle(self, chunk: Chunk) -> None:
         """Find out whether a forward changes the model's state, from one."""
         modules = modules_of(self.model)
@@ -169,8 +156,8 @@ class Subject(Network):
                 answer = seen.run(*args, **kwargs)
         self.silent = {site: why for site, why in seen.left_out.items() if "never called" not in why}
         names = Names.of(root)
-        self.silent = {told_apart(names, site): why for site, why in self.silent.items()}
-        numbers = {told_apart(names, site): x for site, x in seen.items()}
+        self.silent = {with_output_reserved(names, site): why for site, why in self.silent.items()}
+        numbers = {with_output_reserved(names, site): x for site, x in seen.items()}
         if (path := path_to_tensor(answer)) is not None:
             numbers[OUTPUT] = at_path(answer, path)
         eight = [site for site in numbers if _is_quantised(names.by_name.get(split_call(site)[0]))]
@@ -349,8 +336,8 @@ class Replay:
         self.answers, self.masks = (answer, output), masks
 
     def _compare(self, pair: Pair, call: Call, output: Any, masks: Masks, chunk: Chunk) -> None:
-        label, parts_of = pair.a, answers_at if pair.a == OUTPUT else tensors_at
-        places, ours = dict(parts_of(call.output)), dict(parts_of(output))
+        label, located = pair.a, answers_at if pair.a == OUTPUT else tensors_at
+        places, ours = dict(located(call.output)), dict(located(output))
         main, path = main_place(call.output, places), main_place(output, ours)
         if main is None and path is None and label == OUTPUT:
             self.unread = type(output).__name__
@@ -522,7 +509,7 @@ def answers_at(answer: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[
         if numbers.dtype.kind in "biufc":
             yield path, torch.from_numpy(numbers.astype(np.complex128 if numbers.dtype.kind == "c" else np.float64))
     else:
-        for key, part in _parts(answer, ()) or held_tensors(answer).items():
+        for key, part in parts_of(answer, ()) or held_tensors(answer).items():
             yield from answers_at(part, (*path, key))
 
 

@@ -210,7 +210,7 @@ def of_nan(value: np.ndarray, known: Iterable[Caveat], side_a: Side, side_b: Sid
 def of_draws(draws: int) -> Iterator[Caveat]:
     """The reason for missing p-values if there are too few draws; `draws` is 0 if none were requested."""
     if 0 < draws < FEWEST_DRAWS:
-        yield Caveat(f"no p-values: p ≤ {LEVEL:g} takes {FEWEST_DRAWS} draws or more, got draws={draws}")
+        yield Caveat(f"no p-values: p ≤ {LEVEL:g} needs at least {FEWEST_DRAWS} draws, got draws={draws}")
 
 
 def of_chance(
@@ -231,7 +231,7 @@ def of_chance(
     if interval and values.low is None:
         yield Caveat("no interval: too few rows, or they do not fit the memory budget")
     if values.low is not None and values.n < HALVED * SMALLEST_GROUP and not issubclass(measure.reads, Alignment):
-        yield Caveat(f"n={values.n} rows are too few to halve and quarter: the interval may be too wide")
+        yield Caveat(f"n={values.n} rows are few: the interval may be too wide")
     if by_chance is not None and by_chance.rows is not None and by_chance.p is not None:
         yield Caveat(f"p-values rest on a sample of {by_chance.rows} of {values.n} rows")
     if values.null_spread is not None and np.nanmax(values.null_spread, initial=0) > WIDE_CHANCE:
@@ -247,7 +247,7 @@ def near_chance(
     value: np.ndarray, null: np.ndarray, spread: np.ndarray, side_a: Side, side_b: Side
 ) -> Iterator[Caveat]:
     for i, j in zip(*np.nonzero(np.abs(value - null) < NEAR_CHANCE * spread), strict=True):
-        yield Caveat("close to what chance gives, where the interval is unreliable", side_a.sites[i], side_b.sites[j])
+        yield Caveat("close to chance, where the interval is unreliable", side_a.sites[i], side_b.sites[j])
 
 
 def of_bounds(measure: Measure, value: np.ndarray) -> Iterator[Caveat]:
@@ -278,7 +278,7 @@ def of_one_direction(
     if "linear" in measure.invariant or not issubclass(measure.reads, (Alignment, Covariances)) or statistic.n < 4:
         return
     shares = [squares / trace.square() for squares, trace in zip(statistic.own, statistic.traces, strict=True)]
-    text = "one direction holds about {:.0%} of the variance, and decides the value"
+    text = "one direction holds about {:.0%} of the variance and dominates the value"
     yield from _at(shares, side_a, side_b, lambda share: share > ONE_DIRECTION, lambda s: text.format(s**0.5))
 
 
@@ -300,7 +300,7 @@ def of_one_row(
 
 
 def of_hardly_varying(statistic: Statistic, side_a: Side, side_b: Side) -> Iterator[Caveat]:
-    text = "features hardly vary: by {:.1g} of their size, so that rounding in the network may be what is compared"
+    text = "features hardly vary ({:.1g} of their size): the value may reflect rounding in the network"
     yield from _at(statistic.spread, side_a, side_b, lambda s: 0 < s < HARDLY, lambda s: text.format(s**0.5))
 
 
@@ -308,7 +308,7 @@ def of_neighbours(measure: Measure, statistic: Statistic) -> Iterator[Caveat]:
     k = measure.defaults.get("k")
     if isinstance(k, int) and k > MANY_NEIGHBOURS * (statistic.n - 1):
         by_chance = min(1.0, k / (statistic.n - 1))
-        yield Caveat(f"k={k} neighbours of n={statistic.n} rows: {by_chance:.0%} of all are neighbours by chance")
+        yield Caveat(f"k={k} neighbours of n={statistic.n} rows: by chance {by_chance:.0%} of neighbours are shared")
 
 
 def _heaviest(site: Tensor) -> Tensor:

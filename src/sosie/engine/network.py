@@ -34,11 +34,11 @@ from ..capture.batches import (
 from ..capture.restore import as_found, kept_attributes, restored_after_errors
 from ..capture.rows import Masks, Rule, gives_several_rows, needs_axes, rows_per_input, rule_name, to_rows
 from ..capture.saved import ActivationFile, open_activations
-from ..capture.sites import NoRows, SilentSite, Site, Watch, answer_in, select, tensors_in, watch
+from ..capture.sites import NoRows, SilentSite, Site, SiteError, Watch, answer_in, select, tensors_in, unwrap, watch
 from ..checks import listed
 from ..files import OtherFile
 from ..models import NamedModel, open_model, weights_of, with_name
-from ..models.onnx_file import OnnxModel
+from ..models.values import value_model_in
 from ..process_state import kept_random_state, without_autocast
 from ..results import Side
 from ..stats import is_statistics as is_statistics_file
@@ -80,7 +80,7 @@ class Network:
         self._counts: dict[str, Tensor] = {}
         self._widths: dict[str, int] = {}
         self._mixing = MixingTest()
-        self._size: int | None = None  # the only number of inputs that the model takes at a time, if known
+        self.batch_size: int | None = None  # the only one that the model takes; None: any
         self.largest: dict[str, float] = {}  # by site, the largest number among the first few inputs
         self.tokens: Tensor | None = None  # of the last chunk, if this model's own `prepare` made them of text
 
@@ -174,7 +174,7 @@ class Network:
 
     def outputs(self, chunk: Chunk) -> Tensor:
         """The model's output for the inputs of a chunk, as a dense tensor."""
-        if self._size not in (None, chunk.count):
+        if self.batch_size not in (None, chunk.count):
             return torch.cat([self.outputs(few)[:real] for few, real in self._slices(chunk)])
         with self._named_in_errors(chunk):
             args, kwargs = self.arguments(chunk)
@@ -190,7 +190,7 @@ class Network:
     def read(self, chunk: Chunk, sink: Sink) -> list[Any]:
         """Run a chunk and return the sink's result for the rows of each site, in execution order."""
         watched = self._watched()
-        if self._size not in (None, chunk.count):
+        if self.batch_size not in (None, chunk.count):
             return self._read_in_slices(chunk, sink)
         self._sink, self._chunk = sink, chunk
         try:
@@ -204,7 +204,7 @@ class Network:
         return watched.values()
 
     def _read_in_slices(self, chunk: Chunk, sink: Sink) -> list[Any]:
-        """As `read`, of a model that takes another number of inputs at a time."""
+        """As `read`, of a model that takes another batch size."""
         rows: dict[str, list[Tensor]] = {}
         counts: dict[str, list[Tensor]] = {}
         tokens: list[Tensor] = []
@@ -227,43 +227,47 @@ class Network:
 
         The last is filled with copies of its last input.
         """
-        size = self._size
+        size = self.batch_size
         assert size is not None
         for start in range(0, chunk.count, size):
             real = min(size, chunk.count - start)
             part = cut(chunk.batch, start, start + real)
             yield Chunk(join([part, *[cut(part, real - 1, real)] * (size - real)]), chunk.start + start, size), real
 
-    def _first(self, batch: Any, run: Callable[[Chunk], T]) -> T:
-        """Run a few inputs of the first batch. If only the batch as a whole runs, the model takes that size alone."""
-        start, stop = tried_of(batch)
-        few, whole = Chunk(cut(batch, start, stop), start, stop - start), count_inputs(batch)
-        self._size = self._exported_size(few)
+    def learn_batch_size(self, few: Chunk, whole: int, run: Callable[[], T]) -> T:
+        """Run, and set `batch_size`: what the model was exported for, or the loader's if a few inputs alone fail."""
+        self.batch_size = self._exported_for(few)
         try:
-            return run(few)
-        except Exception as error:
-            in_forward = self._seen is None or self._seen.broke_off
-            if self._size is not None or whole == few.count or not in_forward:
+            return run()
+        except SiteError:
+            raise
+        except Exception:
+            if self.batch_size is not None or whole == few.count:
                 raise
-            self._size = whole
-            try:
-                return run(few)
-            except Exception:
-                self._size = None
-                raise error from None
+            self.batch_size = whole
+            with suppress(Exception):  # the first error is the one to report
+                return run()
+            self.batch_size = None
+            raise
 
-    def _exported_size(self, chunk: Chunk) -> int | None:
-        """The number of inputs that an exported program or an ONNX file was made for; None if it takes any."""
-        if isinstance(self.model, OnnxModel):
-            size = self.model.at_once
-        else:
-            graph = getattr(getattr(self.model, "program", self.model), "graph", None)
-            nodes = graph.find_nodes(op="placeholder") if isinstance(graph, torch.fx.Graph) else ()
-            size = next((node.meta["val"].shape[0] for node in nodes if _has_inputs(node.meta.get("val"))), None)
+    def _first(self, batch: Any, run: Callable[[Chunk], T]) -> T:
+        """Run a few inputs of the first batch."""
+        start, stop = tried_of(batch)
+        few = Chunk(cut(batch, start, stop), start, stop - start)
+        return self.learn_batch_size(few, count_inputs(batch), lambda: run(few))
+
+    def _exported_for(self, chunk: Chunk) -> int | None:
+        """The batch size that an exported program or an ONNX file was made for; None if it takes any."""
+        model, size = unwrap(self.model), None
+        if (values := value_model_in(model)) is not None:
+            size = values.batch_size
+        elif isinstance(graph := getattr(getattr(model, "program", model), "graph", None), torch.fx.Graph):
+            given = (node.meta.get("val") for node in graph.find_nodes(op="placeholder"))
+            size = next((x.shape[0] for x in given if isinstance(x, Tensor) and x.ndim), None)
         if not isinstance(size, int):  # of any length it is a symbol
             return None
-        given = next(iter(tensors_in(self.arguments(chunk))), None)
-        return size if given is not None and given.shape[:1] == (chunk.count,) else None
+        first = next(iter(tensors_in(self.arguments(chunk))), None)
+        return size if first is not None and first.shape[:1] == (chunk.count,) else None
 
     @contextmanager
     def _named_in_errors(self, chunk: Chunk) -> Iterator[None]:
@@ -364,11 +368,13 @@ class Network:
         """The digest of the first few inputs of the first batch."""
         return digest_of_first(batch)
 
+    def look_at_output(self, batch: Any) -> None:
+        """Run a few inputs of the first batch; the model is restored afterwards."""
+        with kept_random_state(), kept_attributes(self.model):
+            self._mixing.usual = self._first(batch, self._read_by_input)
+
     def mixing(self, batch: Any) -> str | None:
         """A note if the model mixes the inputs of a batch, at its watched sites or else at its output; None if not."""
-        if self._seen is None:
-            with suppress(Exception), kept_random_state(), kept_attributes(self.model):  # the pass itself will raise
-                self._mixing.usual = self._first(batch, self._read_by_input)
         return self._mixing.before(self.name, self.model, batch, self._read_by_input)
 
     def mixing_in_pass(self) -> str | None:
@@ -407,10 +413,6 @@ class AsExported(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.program(*args, **kwargs)
-
-
-def _has_inputs(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.ndim > 0
 
 
 def with_layers(model: Any) -> Any:
@@ -587,8 +589,8 @@ def pairing_notes(a: Source, b: Source, first: Any) -> tuple[str, ...]:
     if None in digests or digests[0] == digests[1]:
         return ()
     return (
-        f"the rows of {a.name} and {b.name} are paired by their number, but the first inputs differ: they are in "
-        "another order (a loader that shuffles), prepared otherwise, or others altogether",
+        f"the rows of {a.name} and {b.name} are paired by position, but their first inputs differ: they may be "
+        "shuffled, prepared differently, or from other data",
     )
 
 

@@ -319,6 +319,7 @@ class OutputPass:
                 self.ranks.agree(lambda: self._about_parts(stream))
                 first = self._images(stream.first)
                 for network in self.networks.values():
+                    network.look_at_output(first)
                     network.mixing(first)
             share = 1 if data is None else self.ranks.share.of
             expected = None if stream.expected is None else -(-stream.expected // share)
@@ -427,8 +428,8 @@ class OutputPass:
         first, expected = self._tokens = self._tokens or (k, tokens)
         if expected.shape == tokens.shape and not torch.equal(expected, tokens):
             raise ValueError(
-                f"{self.sources[first].name} and {self.sources[k].name} cut the same text into different tokens, "
-                "though as many of them: their predictions for tokens cannot be compared"
+                f"{self.sources[first].name} and {self.sources[k].name} tokenise the same text differently, into "
+                "equally many tokens: their predictions cannot be compared token by token"
             )
 
     def _logits(self, k: int, chunk: Chunk) -> Callable[[Tensor], Tensor]:
@@ -494,7 +495,7 @@ class OutputPass:
         first = next(iter(next(iter(sums.values())).values()))
         done = first.inputs
         if not first.n:
-            raise ValueError(f"no token of {done} inputs has a label: all labels are {IGNORED}, or all are at padding")
+            raise ValueError(f"none of the tokens of {done} inputs has a label: every label is {IGNORED} or at padding")
         if max_rows is not None:
             return [f"max_rows={max_rows}, but the data had {done} inputs"] if done < max_rows else []
         lengths = {source.name: source.count for source in self.sources if isinstance(source, SavedOutputs)}

@@ -150,7 +150,7 @@ class Graph:
         tensors = ({**constants, **self.weights}.get(x) for x in self.makers[name].input)
         return any(tensor is not None and len(tensor.dims) > 1 and tensor.data_type in FLOATS for tensor in tensors)
 
-    def at_once(self) -> int | None:
+    def batch_size(self) -> int | None:
         """The first length of its first input, if that is fixed."""
         shape = next(iter(self.inputs.values())).type.tensor_type.shape.dim if self.inputs else ()
         return (shape[0].dim_value or None) if shape else None
@@ -171,7 +171,7 @@ class OnnxModel(ValueModel):
 
     def __init__(self, graph: Graph) -> None:
         super().__init__()
-        self.graph, self.own_dtype, self.at_once = graph, graph.dtype(), graph.at_once()
+        self.graph, self.own_dtype, self.batch_size = graph, graph.dtype(), graph.batch_size()
         values = graph.values()
         if modules := modules_of(graph, values):
             kinds = {kind: type(kind, (Value,), {}) for _, kind, _ in modules}

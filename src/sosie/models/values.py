@@ -43,7 +43,7 @@ class ValueModel(nn.Module):
     """
 
     own_dtype = torch.float32  # the type of most of its numbers
-    at_once: int | None = None  # how many inputs it takes at a time, if no other number
+    batch_size: int | None = None  # the only one that it takes; None: any
 
     def add(self, name: str, value: nn.Module) -> None:
         """Put a value in its place: "layer1.0" is "0" inside "layer1"."""
