@@ -82,21 +82,6 @@ def test_a_file_for_one_number_of_inputs(tmp_path: Path) -> None:
         assert sosie.diff(wrong, file, X).first == "block2.skip"
 
 
-def test_each_model_takes_its_own_arguments(spec: str) -> None:
-    """As when two conversions name their inputs differently."""
-
-    class Named(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = A
-
-        def forward(self, image: Tensor, scale: Tensor) -> Tensor:
-            return self.net(image) * scale
-
-    d = sosie.diff(Named(), spec, X, inputs_a=lambda x: {"image": x, "scale": torch.ones(())})
-    assert d.same, d.verdict
-
-
 def test_the_numbers_are_those_of_onnxruntime(spec: str) -> None:
     import onnxruntime
 

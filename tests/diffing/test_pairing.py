@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Sequence
 
 import pytest
 import torch
@@ -109,40 +108,6 @@ def test_wholly_other_layers_are_not_paired() -> None:
         sosie.diff(a.eval(), b.eval(), torch.rand(9, 6), sites="leaves")
 
 
-def test_pairs_of_other_things_are_no_difference_where_the_answers_are_the_same() -> None:
-    """What A gives after its ReLU and B before it has one shape, and no name tells them apart."""
-
-    class After(nn.Module):
-        def __init__(self, conv: nn.Module) -> None:
-            super().__init__()
-            self.conv = conv
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.conv(x).relu()
-
-    class Before(nn.Module):
-        def __init__(self, layers: Sequence[nn.Module]) -> None:
-            super().__init__()
-            self.parts = nn.ModuleList(layers)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for part in self.parts:
-                x = part(x).relu()
-            return x.mean((2, 3))
-
-    torch.manual_seed(0)
-    convs = [nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 6, 3)]
-    x = torch.randn(16, 3, 12, 12)
-    a = nn.Sequential(*map(After, convs), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
-    sites = {"sites_a": ["0", "1", "2"], "sites_b": ["parts.0", "parts.1", "parts.2"]}
-    d = sosie.diff(a, Before(convs).eval(), x, **sites)
-    assert d.same, d.verdict
-    assert any("0 and parts.0" in caveat and "not compared" in caveat for caveat in d.caveats)
-    other = copy.deepcopy(convs)
-    other[1].weight.data *= 1.01
-    assert not sosie.diff(a, Before(other).eval(), x, **sites).same
-
-
 class Plain(nn.Module):
     """Its layers give what they give before the activation."""
 
@@ -176,6 +141,9 @@ def test_sites_of_one_place_and_shape_that_are_other_tensors_are_no_difference()
     assert d.same
     assert [site.site_b for site in d.sites] == ["last", "output"]
     assert any("one and first" in caveat and "not compared" in caveat for caveat in d.caveats)
+    other = copy.deepcopy(plain)
+    other.two.weight.data *= 1.01
+    assert not sosie.diff(plain, WithActivation(other).eval(), x, sites_b=["first", "second", "last"]).same
 
 
 def test_sites_of_one_place_and_shape_count_where_the_outputs_differ() -> None:
