@@ -289,3 +289,23 @@ def test_vectors_are_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     looked.clear()
     zoo.search(made(4), k=7)
     assert len(looked) == 2  # those that came since
+
+
+def test_a_search_refuses_a_database_whose_indices_disagree(tmp_path: Path) -> None:
+    new_zoo(tmp_path, 3)
+    path = tmp_path / "zoo" / "zoo.sqlite"
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (size,) = database.execute("PRAGMA page_size").fetchone()
+        (page,) = database.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'block_places'").fetchone()
+    database.close()
+    assert Zoo(tmp_path / "zoo").search("m1")
+    with path.open("r+b") as file:
+        file.seek(page * size - 1)  # the end of the first entry
+        (last,) = file.read(1)
+        file.seek(page * size - 1)
+        file.write(bytes([last ^ 1]))
+    zoo = Zoo(tmp_path / "zoo")
+    with pytest.raises(DamagedFile, match=r"zoo\.sqlite is damaged \(.*block_places"):
+        zoo.search("m1")
+    assert not zoo.check().ok

@@ -290,6 +290,7 @@ class Store:
         self._local = threading.local()  # a connection for each thread
         self._file: tuple[int, int] | None = None  # the database that was first opened
         self._verified: dict[str, Any] = {}  # by file, see `Vectors`
+        self._sound = False  # whether SQLite has found its file consistent
         self._lock = threading.Lock()  # of the above
         self._last_change = -1
         self._vectors_at = lru_cache(MOST_KEPT)(self._vectors_at_change)
@@ -610,6 +611,7 @@ class Store:
     def read_vectors(self, kind: str, **filters: Sequence[str]) -> Vectors:
         condition, values = _condition(filters)
         with self.reading() as connection:
+            self._check_indices(connection)
             file = connection.execute("SELECT id, width, name FROM files WHERE kind = ?", (kind,)).fetchone()
             if file is None:
                 there = ", ".join(self.files()) or "none yet"
@@ -631,6 +633,16 @@ class Store:
                 verified = np.concatenate([verified, np.zeros(2 * end - len(verified), bool)])
                 self._verified[file["name"]] = verified
         return Vectors(kind, rows, models, first, count, sums, verified)
+
+    def _check_indices(self, connection: sqlite3.Connection) -> None:
+        """Raise if an index disagrees with its table, once: a search would miss models. 0.2 s for 60,000 models."""
+        if not self._sound:
+            ((found, *_),) = connection.execute("PRAGMA integrity_check(1)").fetchall()
+            if found != "ok":
+                raise DamagedFile(
+                    f"{self.path} is damaged ({found}): restore the folder from a copy, or import an exported file"
+                )
+            self._sound = True
 
     def exact(self) -> Vectors | None:
         """Return the whole vectors, if models have some."""
