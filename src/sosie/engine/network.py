@@ -241,7 +241,7 @@ class Network:
             return run()
         except SiteError:
             raise
-        except Exception:
+        except Exception:  # a model may raise anything about a batch of another size
             if self.batch_size is not None or whole == few.count:
                 raise
             self.batch_size = whole
