@@ -86,6 +86,8 @@ def trained(specs: Sequence[str], data: str, seeds: Sequence[int], settings: Set
         rate=1e-3 if transformer else settings.net_rate,
         optimiser="adam" if transformer else "sgd",
         decay=0.05 if transformer else 5e-4,
+        schedule="cosine",
+        warmup=1,
         augment=Augment(mirror=data != "mnist"),
         prepare=_resident(found[0].prepare, settings.device),
         mixed=settings.mixed,
