@@ -67,7 +67,34 @@ def test_models_whose_layers_cannot_be_seen() -> None:
             assert (d.same, d.first) == (False, "output")
             assert "is not known" in d.verdict
             assert [site.site_a for site in d.sites] == ["output"]
+            told = any("give the ExportedProgram itself" in caveat for caveat in d.caveats)
+            assert told == isinstance(sealed, torch.fx.GraphModule)
         assert sosie.diff(WRONG, sealed, X).same
+
+
+class Reader(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(99, 4), nn.Linear(4, 2)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.out((self.words(input_ids) * attention_mask[..., None]).mean(1))
+
+
+@pytest.mark.parametrize("named", [(), ("attention_mask",), ("input_ids", "attention_mask")])
+def test_an_exported_program_is_given_its_arguments_as_it_takes_them(named: tuple[str, ...]) -> None:
+    """By position or by name, whatever the batch is."""
+    model = jiggled(Reader())
+    ids, mask = padded_tokens()[0].values()
+    batch = {"input_ids": ids, "attention_mask": mask}
+    args = tuple(part for name, part in batch.items() if name not in named)
+    exported = torch.export.export(model, args, {name: batch[name] for name in named})
+    for given in (exported, exported.module()):
+        for data in (batch, dict(reversed(batch.items())), [(ids, mask)]):
+            d = sosie.diff(model, given, data, max_rows=len(ids))
+            assert d.same, d.verdict
+        with pytest.raises(TypeError, match="takes input_ids, attention_mask, and is given 1 without a name"):
+            sosie.diff(model, given, ids, inputs_a=lambda x: (x, mask[: len(x)]))
 
 
 def test_an_exported_program_keeps_its_mode_and_can_be_compared() -> None:

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.modules.conv import _ConvNd
+from torch.utils._pytree import tree_unflatten
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler, default_collate
 
-from ..checks import whole_number
+from ..checks import listed, whole_number
 from .restore import as_found, kept_attributes
 from .sites import like, tensors_in, unwrap
 
@@ -531,14 +532,45 @@ def model_arguments(
         if prepare is not None:
             key = _main_key(keywords)
             keywords[key] = prepare(keywords[key])
-        return (), keywords
+        return _as_exported(model, (), keywords)
     positional = moved if isinstance(moved, tuple) else (moved,)
     if prepare is not None:
         if not positional or not isinstance(positional[0], Tensor):
             got = type(positional[0]).__name__ if positional else "nothing"
             raise ValueError(f"prepare is applied to the model's first argument, which is {got}, not a tensor")
         positional = (prepare(positional[0]), *positional[1:])
-    return positional, beside
+    return _as_exported(model, positional, beside)
+
+
+def _as_exported(
+    model: nn.Module | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments as a program of torch.export takes them, by position or by name; others as they are."""
+    if model is None or (exported := _exported_names(unwrap(model))) is None:
+        return args, kwargs
+    positional, keywords = exported
+    names = [*positional, *keywords]
+    named = dict(zip(names, args, strict=False)) | kwargs
+    if named.keys() != set(names) or len(args) + len(kwargs) != len(names):
+        given = listed([*kwargs, *[f"{len(args)} without a name"] * bool(args)])
+        raise TypeError(
+            f"the exported program takes {listed(names)}, and is given {given}. Choose what it is given with inputs=, "
+            "a function from a batch to a dict"
+        )
+    return tuple(named[name] for name in positional), {name: named[name] for name in keywords}
+
+
+def _exported_names(model: nn.Module) -> tuple[list[str], list[str]] | None:
+    """Return the arguments that a program of torch.export takes by position and by name; None if they are nested."""
+    program: Any = getattr(model, "program", model)
+    calls = getattr(program, "module_call_graph", None)
+    spec = calls[0].signature.in_spec if calls else getattr(program, "_in_spec", None)
+    if spec is None:
+        return None
+    leaves = [node.target for node in program.graph.find_nodes(op="placeholder")]
+    args, kwargs = tree_unflatten(leaves, spec) if len(leaves) == spec.num_leaves else ([None], {})
+    names = [*args, *kwargs.values()]
+    return (list(args), list(kwargs)) if all(isinstance(name, str) for name in names) else None
 
 
 def _mask_beside(batch: Any, model: nn.Module) -> Tensor | None:
@@ -637,6 +669,9 @@ def _takes_mask(model: nn.Module) -> bool:
 
 def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of the forward; TorchScript shows none."""
+    if (exported := _exported_names(model)) is not None:
+        names = [*exported[0], *exported[1]]
+        return {name: inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names}
     return {} if isinstance(model, torch.jit.ScriptModule) else inspect.signature(model.forward).parameters
 
 

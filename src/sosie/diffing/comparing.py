@@ -23,7 +23,7 @@ from ..capture.calls import Seen, calls_inside
 from ..capture.restore import borrowed
 from ..capture.sites import Names, SilentSite, ancestors, find_name, split_call
 from ..checks import listed
-from ..engine.network import OUTPUT, for_each, models_and_data, number_duplicates
+from ..engine.network import OUTPUT, AsExported, for_each, models_and_data, number_duplicates
 from ..engine.outputs import ids_in, right_answers
 from ..engine.plan import MEMORY, parse_size
 from ..engine.provenance import provenance
@@ -302,6 +302,11 @@ class _Run:
             self.caveats.append(f"{subject.name}: {error}. Only its output is compared")
             return [], {}
         self.caveats += [f"{subject.name}: {site} {why}, and is left out" for site, why in subject.silent.items()]
+        if isinstance(subject, Subject) and isinstance(unwrap(subject.model), AsExported):
+            self.caveats.append(
+                f"the layers of {subject.name} cannot be watched: give the ExportedProgram itself, whose layers have "
+                "names"
+            )
         return found
 
     # The pass
