@@ -219,3 +219,19 @@ def test_quantised_layers_that_are_fused_are_held_against_what_they_replace() ->
     assert pairs["conv2"].made is None
     assert d.first == "output"
     assert "fused" in d.verdict
+
+
+def test_layers_that_torch_fx_fuses_are_held_against_what_they_replace() -> None:
+    from torch.fx.experimental.optimization import fuse
+
+    torch.manual_seed(0)
+    model, x = WithNorm().eval(), torch.randn(32, 3, 8, 8)
+    d = sosie.diff(model, fuse(copy.deepcopy(model)), x)
+    assert d.same, d.verdict
+    assert [(site.site_a, site.site_b) for site in d.sites][:2] == [("bn1", "conv1"), ("bn2", "conv2")]
+    wrong = copy.deepcopy(model)
+    wrong.bn2.eps = 0.01
+    assert not sosie.diff(model, fuse(wrong), x).same
+    wrong = fuse(copy.deepcopy(model))
+    wrong.linear.weight.data.mul_(1.01)
+    assert sosie.diff(model, wrong, x).first == "linear"

@@ -96,10 +96,13 @@ def pair_sites(
     left_a = [x for x in a if x.label not in pairs]
     left_b = [y for y in b if y.label not in set(wanted.values())]
     known = {_inside(y.label, home_b): y for y in left_b}
+    lost = [x for x in left_a if _inside(x.label, home_a) not in known]
     for x in left_a:
         if (y := known.get(_inside(x.label, home_a))) is None:
             continue
-        if _fuses(x, y):
+        if (last := _does_more(x, y, lost)) is not None:
+            pairs[last.label] = Pair(last.label, y.label, "by their numbers", fused=True)
+        elif _fuses(x, y):
             strict = False  # A has layers that B has not
         else:
             pairs[x.label] = Pair(x.label, y.label, "by name")
@@ -120,6 +123,17 @@ def _fuses(x: Seen, y: Seen) -> bool:
     if not _is_quantised(y) or _is_quantised(x):
         return False
     return _relative_error(_sample(x.activation), _sample(y.activation)) > SAME_NUMBERS
+
+
+def _does_more(x: Seen, y: Seen, lost: Sequence[Seen]) -> Seen | None:
+    """The site of A, without a counterpart, whose numbers B's layer gives instead of those of the layer of its name:
+    the norm or the activation after it, if B has fused them.
+    """
+    numbers = _sample(y.activation)
+    errors = [_relative_error(_sample(z.activation), numbers) if z.shape == y.shape else math.inf for z in lost]
+    least = min(errors, default=math.inf)
+    fuses = least <= NEAR and AHEAD * least < _relative_error(_sample(x.activation), numbers)
+    return lost[errors.index(least)] if fuses else None
 
 
 def _is_quantised(site: Seen) -> bool:
