@@ -166,6 +166,44 @@ def test_what_was_not_recorded_is_not_blamed_on_the_forward(model: nn.Module, tm
     assert later.verdict.endswith("before 2.norm, where nothing was recorded.")
 
 
+class Rounds(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (8 * x).round().to(torch.int8)
+
+
+class Sparse(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.relu().to_sparse()
+
+
+class Product(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sparse.mm(x.to(self.weight.dtype) if x.layout == torch.strided else x, self.weight)
+
+
+@pytest.mark.parametrize("kind", [Rounds, Sparse])
+def test_integers_and_sparse_numbers_between_layers(kind: type[nn.Module], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    a = nn.Sequential(nn.Linear(6, 4), kind(), Product(), nn.Linear(3, 2)).eval()
+    x = torch.randn(30, 6)
+    path = record(a, x, tmp_path / "r.safetensors")
+    d = diff(path, copy.deepcopy(a))
+    assert d.same, d.verdict
+    assert [site.site_a for site in d.sites] == ["0", "2", "3", "output"]
+    assert any("1 returned" in caveat and "left out" in caveat for caveat in d.caveats)
+    assert not any("half as many" in caveat for caveat in d.caveats)
+    b = copy.deepcopy(a)
+    b[2].weight.data.mul_(1.05)  # type: ignore[operator, union-attr]
+    assert diff(path, b).first == "2"
+    b = copy.deepcopy(a)
+    b[1].forward = lambda x, rounds=b[1].forward: rounds(x + 0.2)  # type: ignore[method-assign]
+    assert diff(a, b, x).first == "1"
+
+
 @pytest.mark.parametrize("place", [0.3, 0.6, 0.95])
 def test_damage_is_noticed(model: nn.Module, tmp_path: Path, place: float) -> None:
     path = record(model, X, tmp_path / "golden.safetensors")

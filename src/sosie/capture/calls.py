@@ -196,7 +196,7 @@ def some_inputs(call: Call, start: int, stop: int, *, of: int) -> Call:
     def part(structure: Any) -> Any:
         for path, tensor in tensors_at(structure):
             if tensor.ndim and len(tensor) == of:
-                structure = replaced(structure, path, tensor[start:stop])
+                structure = replaced(structure, path, in_layout(in_layout(tensor)[start:stop], tensor.layout))
         return structure
 
     return replace(call, arguments=part(call.arguments), output=part(call.output))
@@ -344,7 +344,14 @@ def like_own(other: Tensor | None, own: Tensor) -> Tensor:
         return torch.quantize_per_channel(other, scales, zeros, axis, own.dtype)
     if other.is_quantized:
         other = other.dequantize()
-    return other.to(own.device, own.dtype, copy=True)
+    return in_layout(other, own.layout).to(own.device, own.dtype, copy=True)
+
+
+def in_layout(tensor: Tensor, layout: torch.layout = torch.strided) -> Tensor:
+    """The tensor as a dense one, or as a sparse one of this kind."""
+    if tensor.layout == layout:
+        return tensor
+    return tensor.to_dense() if layout == torch.strided else tensor.to_sparse(layout=layout)
 
 
 def says_the_same(own: Tensor, other: Tensor | None) -> bool:
@@ -361,11 +368,12 @@ RULED_OUT = -1e3  # a bias of attention from which on a token has no weight
 def answering_as(
     own: Any, other: Any, arranged: Callable[[Tensor], Tensor] = lambda tensor: tensor, *, stand_in: bool = True
 ) -> tuple[Any, list[tuple[Tensor, Tensor, Tensor]], bool]:
-    """B's output with A's numbers in place of its own, the floating-point tensors in it (A's, B's, what stands in its
-    place), and whether their main tensors have one shape.
+    """B's output with A's numbers in place of its own, the tensors in it that are compared (A's, B's, what stands in
+    its place), and whether their main tensors have one shape.
 
-    The main tensors belong together, A's `arranged` as B's; others do where they are at the same place and of the same
-    shape. Without `stand_in` B's output stays as it is, and nothing is copied.
+    These are floating-point tensors and the main one, whatever its type. The main tensors belong together, A's
+    `arranged` as B's; others do where they are at the same place and of the same shape. Without
+    `stand_in` B's output stays as it is, and nothing is copied.
     """
     main, theirs = path_to_tensor(own), path_to_tensor(other)
     if main is None or theirs is None:
@@ -375,7 +383,8 @@ def answering_as(
     pairs, fits, result = [], True, own
     for path, tensor in tensors_at(own):
         counterpart = places.get(path)
-        if counterpart is None or {_kind(tensor), _kind(counterpart)} != {"float"}:
+        kinds = None if counterpart is None else {_kind(tensor), _kind(counterpart)}
+        if counterpart is None or (kinds != {"float"} and (path != main or kinds != {_kind(tensor)})):
             continue
         if counterpart.shape != tensor.shape:
             fits &= path != main

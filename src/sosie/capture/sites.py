@@ -292,6 +292,8 @@ Choice = tuple[str, int | None, bool]  # a module's name, the call (None: all), 
 def _resolve(names: Names, selector: Any) -> list[Choice]:
     if isinstance(selector, str):
         return _by_text(names, selector)
+    if isinstance(selector, tuple):
+        return [selector]
     if isinstance(selector, nn.Module):
         name = names.first.get(id(selector), names.first.get(id(unwrap(selector))))
         if name is None:

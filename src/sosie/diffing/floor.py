@@ -136,7 +136,9 @@ class Floor:
         try:
             model = copy.deepcopy(unwrap(self.a.model)).to(dtype)
         except (RuntimeError, TypeError, NotImplementedError, AttributeError) as error:  # not every model can be copied
-            self.caveats.append(f"the floor lacks the rounding of A, of which no copy could be made: {error}")
+            self.caveats.append(
+                f"the floor lacks the rounding of A, of which no copy could be made: {_first_sentence(error)}"
+            )
             return
         variant = replace(self.a, model=model, cast=dtype)
         variant.changes = self.a.changes
@@ -180,7 +182,7 @@ class Floor:
                 AssertionError,
             ) as error:  # code with a fixed type does not run in another
                 self.variants.remove(variant)
-                self.caveats.append(f"the floor lacks {variant.words}, which does not run: {_first_line(error)}")
+                self.caveats.append(f"the floor lacks {variant.words}, which does not run: {_first_sentence(error)}")
                 self.words = "; ".join(each.words for each in self.variants) or TYPE_ALONE
                 continue
             level = {
@@ -222,8 +224,8 @@ def _numbers(level: Level) -> tuple[float, float, float]:
     return level.error, level.made, level.arrives
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
+def _first_sentence(error: Exception) -> str:
+    return re.split(r"\n|\. ", str(error).strip())[0]
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..capture import Chunk, Masks, count_inputs, cut, select, unwrap
 from ..capture.batches import rebuild
-from ..capture.calls import Call, Seen, some_inputs
+from ..capture.calls import Call, Seen, in_layout, some_inputs
 from ..capture.sites import Names, outside
 from ..checks import positive, whole_number
 from ..engine.network import OUTPUT
@@ -89,7 +89,8 @@ def record(
         "sites": [{"label": site.label, "shape": list(site.shape), "dtype": _name(site.dtype)} for site in seen],
         "floor": floor,
         "floor_words": measured.words,
-        "caveats": measured.caveats,
+        "caveats": [f"{subject.name}: {site} {why}, and is left out" for site, why in subject.silent.items()]
+        + measured.caveats,
         "levels": {label: [each.error, each.made, each.arrives] for label, each in levels.items()},
         "provenance": provenance(data=data),
     }
@@ -103,7 +104,7 @@ def _default_sites(subject: Subject) -> Any:
         return None
     names = Names.of(root)
     sites = list(select(names, None))
-    return [*sites, *outside(names, sites)]
+    return [(site, None, False) for site in [*sites, *outside(names, sites)]]  # nobody has named them
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -129,7 +130,7 @@ class _Store:
         if isinstance(structure, Tensor):
             if id(structure) not in self._known:
                 self._known[id(structure)] = len(self.tensors)
-                self.tensors.append(structure.detach().cpu())
+                self.tensors.append(in_layout(structure.detach().cpu()))
             return {_TENSOR: self._known[id(structure)]}
         if isinstance(structure, Mapping):
             return {str(key): self.plain(part) for key, part in structure.items()}
