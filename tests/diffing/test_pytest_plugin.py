@@ -45,6 +45,22 @@ def test_records_are_written_and_held_against(pytester: pytest.Pytester) -> None
     assert (pytester.path / ".sosie" / "test_port.html").is_file()
 
 
+def test_a_record_is_written_once_in_a_run(pytester: pytest.Pytester) -> None:
+    installed = any(entry.name == "sosie" for entry in entry_points(group="pytest11"))
+    plugin = [] if installed else ["-p", "pytest_sosie"]
+    twice = """
+    def test_port_again(sosie_golden):
+        for scale in ({scales}):
+            sosie_golden(made(scale), torch.linspace(0, 1, 40).reshape(10, 4))
+"""
+    pytester.makepyfile(test_it=TEST.replace("{scale}", "1.0") + twice.replace("{scales}", "1.0, 1.0"))
+    pytester.runpytest_subprocess(*plugin, "-p", "no:cacheprovider", "--sosie-update").assert_outcomes(passed=2)
+    pytester.makepyfile(test_it=TEST.replace("{scale}", "1.0") + twice.replace("{scales}", "1.0, 1.1"))
+    found = pytester.runpytest_subprocess(*plugin, "-p", "no:cacheprovider", "--sosie-update")
+    found.assert_outcomes(passed=1, failed=1)
+    found.stdout.fnmatch_lines(["*test_port_again.safetensors was written for another call: name= gives each*"])
+
+
 def test_the_plugin_imports_nothing_heavy() -> None:
     code = "import sys, pytest_sosie; print([m for m in ('torch', 'sosie', 'numpy') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
