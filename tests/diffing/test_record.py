@@ -66,6 +66,9 @@ def test_inner_sites_name_the_inner_module(model: nn.Module, tmp_path: Path) -> 
     made = {site.site_a: site.made for site in found.sites}
     assert made["2.conv"] == pytest.approx(0.05, rel=0.2)
     assert made["2.norm"] == 0  # it inherits its error
+    some = diff(path, model, sites="2.norm")
+    assert [site.site_a for site in some.sites] == ["2.norm", "output"]
+    assert not some.unpaired_a  # nobody asked for the others
 
 
 def test_the_floor_is_that_of_the_day_of_the_record(model: nn.Module, tmp_path: Path) -> None:

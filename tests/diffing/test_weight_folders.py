@@ -45,6 +45,7 @@ def test_shards_are_one_model(tmp_path: Path) -> None:
     a, b = folder(tmp_path / "a", weights()), folder(tmp_path / "b", weights(), 3)
     for one, other in ((a, b), (b, a)):
         assert sosie.diff(one, other).verdict == "The same: all 6 tensors are equal, bit for bit."
+    assert sosie.diff(f"hf:{a}", b / "model.safetensors.index.json").same  # the same folders, as others name them
     (b / "model-00002-of-00003.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"1 of 3 shards that .* names are missing: model-00002-of-00003"):
         sosie.diff(a, b)
@@ -92,6 +93,13 @@ def test_what_changed_comes_first_and_is_said(
     assert words in d.verdict
     assert d.weights[0].name_a == tensor
     assert all(note in d.as_text() for row in d.weights if not row.equal for note in row.notes)
+
+
+def test_a_rank_is_printed_once_and_leaves_room_for_names(tmp_path: Path) -> None:
+    d = sosie.diff(folder(tmp_path / "a", weights()), folder(tmp_path / "b", changed(low_rank)))
+    row = next(line for line in d.as_text().splitlines() if line.strip().startswith("layers.1.q"))
+    assert row.endswith("rank 4 of 48, as a LoRA")
+    assert row.count("rank") == 1
 
 
 def test_another_type_is_said(tmp_path: Path) -> None:

@@ -124,7 +124,8 @@ def _without_data(a: Any, b: Any, names: Sequence[str | None] | None) -> Diff:
         if isinstance(a, (str, os.PathLike)) and Path(a).is_file():
             raise OtherFile(f"{a} is not a golden record, which would hold its inputs; {needs}")
         raise TypeError(needs)
-    if missing := [str(path) for path in (a, b) if isinstance(path, (str, os.PathLike)) and not Path(path).exists()]:
+    paths = [str(path).removeprefix("hf:") for path in (a, b) if isinstance(path, (str, os.PathLike))]
+    if missing := [path for path in paths if not Path(path).exists()]:
         raise TypeError(
             f"there is no folder or file {listed(missing)}, whose weights could be compared without data; to run "
             "models, give data as the third argument (--data)"
@@ -241,6 +242,7 @@ class _Run:
         seen_a, first_a = self._sites(self.a)
         wanted = read_map(map, [site.label for site in seen_a])
         given = self.a.sites, self.b.sites
+        self.of_record = isinstance(self.a, Record) and given[1] is not None  # some of its sites, as asked for
         self.b.sites = self._sites_of_b(seen_a, wanted)
         try:
             seen_b, first_b = self._sites(self.b)
@@ -419,7 +421,7 @@ class _Run:
             outputs=self.answers.result(),
             floor=self.floor.words,
             factor=factor,
-            unpaired_a=tuple(site.label for site in self.seen_a if site.label not in paired_a),
+            unpaired_a=tuple(site.label for site in self.seen_a if site.label not in paired_a and not self.of_record),
             unpaired_b=tuple(site.label for site in self.seen_b if site.label not in paired_b),
             caveats=tuple(caveats),
             provenance=provenance(settings=settings, models=models, data=data, inputs=inputs),

@@ -115,6 +115,8 @@ def open_weights(source: Source, name: str | None = None, *, unsaved: bool = Fal
     """Open a folder, a file, a module, a state dict or a model specification; `unsaved`: also buffers outside it."""
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
+        if path.name.endswith(".index.json") or (not path.exists() and str(source).startswith("hf:")):
+            path = path.parent if path.is_file() else Path(str(source).removeprefix("hf:"))
         if path.is_dir():
             return _of_folder(path, name or path.name or str(path))
         if path.suffix.lower() == ".safetensors" and ("@" not in str(source) or path.is_file()):
@@ -741,7 +743,7 @@ def _with_spectrum(row: TensorDiff, sums: ChangeSums, a: OpenTensor, b: OpenTens
             picked = change.draw(draws)
             rows = change.rows(picked)
         if low := change.low_rank(picked, rows):
-            lora = f"the change has rank {low} of {min(a.shape):,}, as that of a LoRA"
+            lora = f"rank {low} of {min(a.shape):,}, as a LoRA"
             return replace(row, low_rank=low, notes=(*row.notes, lora) if low > 1 else row.notes)
     return row
 

@@ -95,7 +95,7 @@ def _short(value: float | None) -> str:
 
 def _tensor_cells(tensor: TensorDiff) -> list[str]:
     said = [*tensor.notes]
-    if tensor.low_rank is not None:
+    if tensor.low_rank is not None and not any(note.startswith(f"rank {tensor.low_rank} ") for note in said):
         said.insert(0, f"rank {tensor.low_rank}")
     change = "equal" if tensor.equal else cell(tensor.change)
     return [visible(name_of(tensor)), size(tensor.shape), change, cell(tensor.largest), "; ".join(map(visible, said))]
