@@ -23,7 +23,7 @@ from ..capture.calls import Seen, calls_inside
 from ..capture.restore import borrowed
 from ..capture.sites import Names, SilentSite, ancestors, find_name, split_call
 from ..checks import listed
-from ..engine.network import OUTPUT, AsExported, for_each, models_and_data, number_duplicates
+from ..engine.network import OUTPUT, AsExported, for_each, models_and_data, number_duplicates, pairing_notes
 from ..engine.outputs import ids_in, right_answers
 from ..engine.plan import MEMORY, parse_size
 from ..engine.provenance import provenance
@@ -40,6 +40,7 @@ from .floor import BITS, Floor, Level
 from .pairing import NEAR, Map, Pair, check_map, fused, no_pairs, pair_sites, read_map
 from .record import Record, is_record
 from .replay import WHOLE, Gap, Reference, Replay, Subject
+from .saved import Saved, saved_in
 
 LOOK = 8  # inputs of the first batch that are looked at before the pass, and on which a module is opened
 FLOOR_INPUTS = 100  # the most on which the floor is measured; else a tenth of them
@@ -95,19 +96,28 @@ def diff(
     things, names, data = models_and_data(model_a, model_b, data, names)
     if len(things) != 2:
         raise ValueError(f"diff compares two models, got {len(things)}")
-    (model_a, model_b), (name_a, name_b) = things, names
-    recorded = Record.load(model_a, name_a) if is_record(model_a) else None
-    if is_record(model_b):
-        raise TypeError(f"a record is the reference, so it comes first: diff({str(model_b)!r}, model)")
+    model_a, model_b = things
+    recorded = Record.load(model_a, names[0]) if is_record(model_a) else None
     if recorded is not None:
         data = recorded.data(data)
-    elif data is None:
+    saved = [None if recorded is not None else saved_in(model_a, data), saved_in(model_b, data, recorded)]
+    if data is None and None not in saved:
+        data = torch.arange(min(each.file.n for each in saved if each is not None))
+    if data is None:
         return _without_data(model_a, model_b, names)
     prepares = for_each("prepare", 2, prepare_a, prepare_b)
     given = for_each("inputs", 2, inputs_a, inputs_b, inputs)
-    a: Reference = recorded or Subject.of(model_a, name=name_a, prepare=prepares[0], inputs=given[0], device=device)
-    b = Subject.of(model_b, name=name_b, prepare=prepares[1], inputs=given[1], device=device)
+
+    def subject(k: int) -> Subject:
+        if (found := saved[k]) is not None:
+            return Saved(found, names[k] or found.name)
+        return Subject.of(things[k], name=names[k], prepare=prepares[k], inputs=given[k], device=device)
+
+    a: Reference = recorded or subject(0)
+    b = subject(1)
     a.sites, b.sites = for_each("sites", 2, sites_a, sites_b, sites)
+    if isinstance(b, Saved) and a.sites is None and isinstance(a, Subject):
+        a.sites = [site.label for site in b.file.sites if find_name(Names.of(unwrap(a.model)), site.label)] or None
     number_duplicates([a, b])
     with ExitStack() as stack:
         stack.enter_context(borrowed([each.model for each in (a, b) if isinstance(each, Subject)]))
@@ -188,6 +198,8 @@ class _Run:
         self.answers = AnswerSums()
         self.look = self._first(min(LOOK, count_inputs(stream.first)))
         self._check_modes()
+        if isinstance(a, Saved) or isinstance(b, Saved):
+            self.caveats += pairing_notes(a, b, stream.first)
         if a.dtype != b.dtype:
             b.cast = b.dtype if b.values is None else None  # which casts by itself
             self.caveats.append(
@@ -329,7 +341,8 @@ class _Run:
                 yield Chunk(cut(chunk.batch, start, start + count), chunk.start + start, count)
 
     def result(self, *, replay: bool, rtol: float | None, atol: float | None, data: Any) -> Diff:
-        run = Replay(self.a, self.b, self.pairs, replay=replay, as_called=True, rtol=rtol, atol=atol)
+        runs = replay and not isinstance(self.b, Saved)
+        run = Replay(self.a, self.b, self.pairs, replay=runs, as_called=True, rtol=rtol, atol=atol)
         worst, most, inputs = self.look, -1.0, 0
         title = f"comparing {self.a.name} and {self.b.name}"
         floor_chunk = self._floor_chunk()
@@ -391,7 +404,7 @@ class _Run:
         guilty = list(search.guilty(run, levels, by_site))
         if guilty and self.b.values is not None:
             guilty = search.guilty_between() or guilty
-        differs = bool(guilty) or (at_end is not None and at_end.beyond)
+        differs = bool(guilty) or (at_end.beyond if at_end is not None else any(row.beyond for row in rows))
         first: str | None = None
         opened: list[list[SiteDiff]] = []
         words = ""

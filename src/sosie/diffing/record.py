@@ -239,6 +239,9 @@ class Record:
     def settle(self, chunk: Chunk) -> None:
         """Nothing to find out: a record does not change."""
 
+    def first_inputs(self, batch: Any) -> str | None:
+        return None  # `data` has seen to it
+
     def in_training(self) -> list[str]:
         return []
 

@@ -36,7 +36,7 @@ from ..capture.calls import (
 from ..capture.restore import is_compiled, modules_of, state_of
 from ..capture.sites import Names, ancestors, at_path, find_name, parts_of, path_to_tensor, replaced, split_call
 from ..engine.network import OUTPUT, AsExported, Network
-from ..models.values import ValueModel, value_model_in
+from ..models.values import NotSaved, ValueModel, value_model_in
 from ..process_state import kept_random_state, products
 from ..stats import Entries, real_numbers, squared_error
 from .explain import axes_of
@@ -336,6 +336,8 @@ class Replay:
         self.answers, self.masks = (answer, output), masks
 
     def _compare(self, pair: Pair, call: Call, output: Any, masks: Masks, chunk: Chunk) -> None:
+        if NotSaved in map(type, (call.output, output)):
+            return
         label, located = pair.a, answers_at if pair.a == OUTPUT else tensors_at
         places, ours = dict(located(call.output)), dict(located(output))
         main, path = main_place(call.output, places), main_place(output, ours)
@@ -350,6 +352,8 @@ class Replay:
         if not self._counts_inputs(theirs, chunk):
             return
         a, b = real_numbers(theirs), pair.arranged(real_numbers(mine))
+        if a.shape != b.shape and a.ndim > 1 < b.ndim and 2 in (a.ndim, b.ndim):
+            a, b = a.flatten(1), b.flatten(1)
         if a.shape != b.shape:
             self.other_shapes[label] = tuple(a.shape), tuple(b.shape)
             return
@@ -413,6 +417,8 @@ class Replay:
         @products()
         def leave(label: str, module: nn.Module, output: Any) -> Any:
             pair, call = counterparts[label]
+            if type(call.output) is NotSaved:
+                return None
             result, tensors, fits = answering_as(output, call.output, pair.as_in_b, stand_in=pair != self.under)
             gap = Gap()
             if pair == self.under:

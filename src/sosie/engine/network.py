@@ -581,9 +581,9 @@ def mixing_notes(sources: Iterable[Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, notes)))
 
 
-def pairing_notes(a: Source, b: Source, first: Any) -> tuple[str, ...]:
+def pairing_notes(a: Any, b: Any, first: Any) -> tuple[str, ...]:
     """A note if activations were extracted from other inputs than what they are compared with; `first`: a batch."""
-    if isinstance(a, Network) and isinstance(b, Network):
+    if type(a) is type(b) is Network:
         return ()
     digests = [source.first_inputs(first) for source in (a, b)]
     if None in digests or digests[0] == digests[1]:

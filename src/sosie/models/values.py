@@ -15,6 +15,10 @@ class Run(Protocol):
     def replace(self, key: str, tensor: Tensor) -> None: ...
 
 
+class NotSaved:
+    """The answer of a model whose answer was not saved."""
+
+
 class Part(nn.Module):
     """A name that others begin with and that has no value of its own. It is never called."""
 
