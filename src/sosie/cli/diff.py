@@ -18,8 +18,8 @@ def diff(
         opt.argument(
             opt.INPUTS,
             "A",
-            "The reference: a model as for compare, a record (.safetensors), or without --data a folder or file of "
-            "weights; base=A gives it a name.",
+            "The reference: a model as for compare, a record (.safetensors), saved activations (.npz), or without "
+            "--data a folder or file of weights; base=A gives it a name.",
         ),
     ],
     model_b: Annotated[str, opt.argument(opt.INPUTS, "B", "What should be the same.")],

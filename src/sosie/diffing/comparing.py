@@ -76,7 +76,8 @@ def diff(
     `model_a`, `model_b`: modules or model specifications, also as {name: model}; `data` as in `compare`. Two folders
     or files of weights are compared tensor by tensor without data. Both models read the same inputs and see the same
     random numbers. They run in evaluation mode; a layer that is in training mode inside a model in evaluation mode
-    stays so. In place of A, a record (`sosie.diffing.record`), which holds its inputs.
+    stays so. In place of A, a record (`sosie.diffing.record`), which holds its inputs; in place of either, saved
+    activations ({site: array}, .npz, or a file of `extract`), the answer as "output", or a second record.
 
     `sites`, `sites_a`, `sites_b`: where the models are watched, by default their blocks or layers, always with the
     output. `map`: {site of A: site of B} where names differ, a function of A's names or a file with lines a=b; else
