@@ -13,6 +13,7 @@ import matplotlib.pyplot as plt
 from drawing import draw_all, set_style
 
 COLOURS = {"task_loss": "tab:blue", "least_squares": "tab:orange", "procrustes": "tab:green", "labels": "tab:purple"}
+COLOURS["direct"] = COLOURS["least_squares"]
 set_style({"font.size": 8})
 
 
@@ -113,10 +114,13 @@ def figure_7(found: dict[str, Any]) -> Any:
 
 
 def figure_8(found: dict[str, Any]) -> Any:
+    """A line for each pair of networks."""
     figure, axes = plt.subplots(1, len(found["sites"]), figsize=(3 * len(found["sites"]), 2.8), squeeze=False)
-    for axis, (site, ways) in zip(axes[0], found["sites"].items(), strict=True):
-        for way, points in ways.items():
-            axis.plot(*zip(*points, strict=True), marker=".", label=way.replace("_", " "))
+    for axis, site in zip(axes[0], found["sites"], strict=True):
+        for k, pair in enumerate(found["pairs"]):
+            for way, points in pair[site].items():
+                label = None if k else way.replace("_", " ")
+                axis.plot(*zip(*points, strict=True), color=COLOURS[way], alpha=0.5, marker=".", label=label)
         axis.set(title=site, xlabel="sparsity", ylim=(0, 1.05))
     axes[0, 0].set_ylabel("relative accuracy")
     axes[0, 0].legend()

@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 from statistics import fmean, pstdev
 from typing import Any
 
-from scatter import Found, Interval, Read, of_correlation, of_error, of_mean, of_resampled, of_share, of_spread
+from scatter import Found, Interval, Read, of_correlation, of_mean, of_resampled, of_share, of_spread, of_summary
 
 COLLAPSED, FAIR, LATE, SPARSE = 0.5, 0.7, 3, 0.85  # as in run.py
 PAIRS = "pairs of networks"
@@ -177,7 +177,7 @@ def modes(layers: dict[str, Any]) -> Found:
         lines = list(zip(combinations(range(maps), 2), falls[least], strict=True))
         left = [fmean(fall for ends, fall in lines if out not in ends) for out in range(maps)]
         error = math.sqrt((maps - 1) / maps * sum((one - fmean(left)) ** 2 for one in left))
-        fall = of_error(fmean(falls[least]), error, f"maps at {least}, left out one by one", maps)
+        fall = of_summary(fmean(falls[least]), error * math.sqrt(maps), maps, f"maps at {least}, left out one by one")
     return {
         "mode-connectivity/smallest_fall_early": fall,
         "mode-connectivity/share_of_connected_layers": of_share(fmean(connected), len(connected), "layers")

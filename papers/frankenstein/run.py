@@ -1,14 +1,14 @@
 """Similarity and Matching of Neural Network Representations (Csiszárik et al. 2021): every claim that can be run.
 
-    python papers/frankenstein/run.py                        # all of it: a quarter of an hour on one H200
+    python papers/frankenstein/run.py                        # all of it: some 80 minutes on one H200
     python papers/frankenstein/run.py --only figure-2,figure-4 --resume
-    python papers/frankenstein/run.py --records              # figure-2-ten of the pairs that were run
     python papers/frankenstein/run.py --small                # a smoke run on a CPU: its numbers mean nothing
     python papers/frankenstein/draw.py                       # the figures, from results/*.json
 
 SOSIE_DATA and SOSIE_WEIGHTS name the folders with the images and the published weights (README.md says which).
 Figures 2, 3, 7 and 8, figure-2-ten, further-results and architectures write each network and each pair (figure 3: each
-width) when it is done (nets/, or the folder SOSIE_CHECKPOINTS), and a run that was ended goes on behind it.
+width) when it is done (nets/, or the folder SOSIE_CHECKPOINTS), and a run that was ended goes on behind it. Parts of
+figure-3 and architectures, which have not ended, are in results/records and are taken as they are.
 """
 
 from __future__ import annotations
@@ -340,7 +340,6 @@ def stitched(name: str, opened: Opened, pairs: Sequence[Any], sites: Sequence[st
             f"stitch-{name}-{pair[0]}-to-{pair[1]}".replace(" ", ""),
             asked,
             lambda pair=pair, tasks=tasks: {"rows": pair_rows(opened, pair, sites, tasks, settings)},
-            settings.results / "records",
         )
         rows += part["rows"]
     return rows
@@ -441,7 +440,6 @@ def kept_ckas(name: str, opened: Opened, pair: Any, sites: Sequence[str], settin
         f"cka-{name}-{pair[0]}-to-{pair[1]}".replace(" ", ""),
         asked,
         lambda: {"rows": pair_ckas(opened, pair, sites, settings)},
-        settings.results / "records",
     )
     rows: list[Row] = part["rows"]
     return rows
@@ -514,7 +512,8 @@ def figure_3(settings: Settings) -> dict[str, Any]:
         asked = {"width": width, "images": [settings.train_images, settings.fit_images]}
         asked |= {key: getattr(settings, key) for key in ("width_networks", "width_sites", "net_epochs", "net_batch")}
         asked |= {"rate": settings.net_rate, "fit": settings.task()}
-        part = remember(settings.nets, f"width-{width}", asked, partial(of_width, width, settings))
+        make = partial(of_width, width, settings)
+        part = remember(settings.nets, f"width-{width}", asked, make, settings.results / "records")
         accuracies[width] = part["accuracies"]
         rows += part["rows"]
 
@@ -784,7 +783,8 @@ def architectures(settings: Settings) -> dict[str, Any]:
     for seed in range(settings.transformers):
         asked = {"sites": settings.across_pairs, "fit": settings.task(), "epochs": settings.vit_epochs}
         asked |= {"images": [settings.train_images, settings.fit_images], "own_epochs": settings.own_epochs}
-        pairs.append(remember(settings.nets, f"architectures-{seed}", asked, partial(of_kinds, seed, settings)))
+        name, make = f"architectures-{seed}", partial(of_kinds, seed, settings)
+        pairs.append(remember(settings.nets, name, asked, make, settings.results / "records"))
     curves = pairs[0]["curves"]
     numbers = {
         name: mean([row["relative_accuracy"] for pair in pairs for row in pair["curves"].get(name, [])])
@@ -861,31 +861,6 @@ def curve(
     return rows
 
 
-def figure_2_ten_of_records(records: Path) -> dict[str, Any]:
-    """Of the pairs that have been run; a run of all ten replaces it."""
-
-    def rows_of(kind: str) -> list[dict[str, Any]]:
-        paths = sorted(records.glob(f"{kind}-resnet20-ten-*.json"))
-        return [row for path in paths for row in json.loads(path.read_text("utf-8"))["rows"]]
-
-    rows, ckas = rows_of("stitch"), rows_of("cka")
-    part = {"sites": list(RESNET_SITES), "rows": rows, "curves": curves(rows, RESNET_SITES)}
-    found = {f"resnet20_{key}": value for key, value in numbers(rows, RESNET_SITES).items()}
-    found["resnet20_least_squares_layer1.0_to_2.1"] = lowest_between(part)
-    for key in CKAS:
-        of = [row[key] for row in ckas]
-        found |= {f"resnet20_{key}": mean(of), f"resnet20_{key}_spread": spread(of)}
-    return {
-        "seconds": None,
-        "ran_on": "NVIDIA H200, torch 2.11.0+cu130",
-        "pairs": {"run": len({tuple(row["pair"]) for row in rows}), "asked_for": Settings.ten},
-        "numbers": found,
-        "accuracies": {row["pair"][side]: row[f"accuracy_{'ab'[side]}"] for row in rows for side in (0, 1)},
-        "architectures": {"resnet20": part},
-        "cka": ckas,
-    }
-
-
 EXPERIMENTS = {
     "figure-2": figure_2,
     "baseline-cka": baseline_cka,
@@ -906,4 +881,4 @@ EXPERIMENTS = {
 if __name__ == "__main__":
     # A cut is compared with the whole network when it is made: TF32's rounding would be taken for a difference.
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
-    running.start(PAPER, EXPERIMENTS, Settings, small, {"figure-2-ten": figure_2_ten_of_records})
+    running.start(PAPER, EXPERIMENTS, Settings, small)
