@@ -168,10 +168,10 @@ def small(full: Settings) -> Settings:
         widths=(1, 2),
         width_networks=2,
         width_sites=("layer3.1",),
-        net_epochs=1,
+        net_epochs=2,  # one of them a warm-up
         net_batch=32,
         net_rate=0.1,
-        vit_epochs=1,
+        vit_epochs=2,
         penalties=(1.0,),
         penalty_width=2,
         starts=2,
