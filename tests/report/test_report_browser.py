@@ -12,7 +12,7 @@ import pytest
 from report_examples import HOSTILE, doubted, leaves, pair, several, side, similarity, stages, transformer
 
 from sosie.report.colour import RAMP
-from sosie.results import Caveat, Comparison
+from sosie.results import Caveat, Comparison, Comparisons
 
 pytestmark = pytest.mark.browser
 
@@ -211,6 +211,13 @@ def test_a_pair_of_several_models_is_picked_in_the_matrix(look):
     seen.page.locator("#picker").select_option("seed-0 and seed-2")
     assert f"{result[0, 2]['debiased_cka'].value[2, 5]:.4f}" in seen.hover(2, 5, which=1)
     assert seen.complaints == []
+
+
+def test_a_value_of_two_models_is_a_mean_only_over_layers(look):
+    caption = "figure.models figcaption"
+    assert "mean over layers at the same depth" in look(several(3)).page.locator(caption).inner_text()
+    outputs = Comparisons(("a", "b"), {(0, 1): pair(["logits"], ["logits"], names=("a", "b"))})
+    assert "mean" not in look(outputs).page.locator(caption).inner_text()
 
 
 def test_paper_shows_every_measure(look):

@@ -77,6 +77,11 @@ def test_the_terminal_shows_the_verdict_and_the_layer_that_makes_the_error() -> 
     assert "more" not in whole.replace("more than", "")
 
 
+def test_a_diff_shows_its_verdict_and_not_its_fields() -> None:
+    assert repr(example()).startswith("Different: layers.14.attn makes it.\nsite")
+    assert "SiteDiff(" not in repr(example())
+
+
 def test_a_saved_diff_is_read_again(tmp_path: Path) -> None:
     found = sosie.load(example().save(tmp_path / "d.json"))
     assert isinstance(found, Diff)

@@ -45,6 +45,25 @@ def test_cells_that_chance_may_give_are_faded() -> None:
     assert "not distinguishable from chance" in html
 
 
+def test_chance_far_off_does_not_flatten_the_curves() -> None:
+    def heights(null: float) -> list[float]:
+        value = np.array([[0.97, 0.9], [0.9, 0.99]])
+        facts = {"null": np.full((2, 2), null), "null_spread": np.full((2, 2), 0.01)}
+        c = Comparison(side("a", stages(2)), side("b", stages(2)), {"m": similarity(value, doubt=False, **facts)})
+        curve = drawings(c._repr_html_())[1]
+        return [float(dot.get("cy", "")) for dot in curve.iter("{http://www.w3.org/2000/svg}circle")]
+
+    far, near = heights(0.0), heights(0.96)
+    assert far[:2] == [168, 18]  # from the foot of the axis to its top
+    assert len(near) == len(far) + 2
+
+
+def test_one_pair_is_one_table() -> None:
+    html = doubted(["logits"], ["logits"])._repr_html_()
+    assert html.count("<table") == 1
+    assert html.count("<tr>") == 1 + 3
+
+
 def test_undefined_cells_are_left_empty() -> None:
     value = blocks(3, 3)
     value[1, 1] = np.nan

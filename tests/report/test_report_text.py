@@ -107,6 +107,12 @@ def test_small_values_keep_their_digits():
     assert "0.00?" in printed(print_comparison, replace(comparison, values=mixed.values))
 
 
+def test_values_near_1_keep_their_digits():
+    names = tuple(f"a.rather.long.name.of.a.layer.{k}" for k in range(3))
+    comparison = replace(unclear(value=1 - unclear()["m"].value / 100), side_b=replace(unclear().side_b, sites=names))
+    assert "0.991" in printed(print_comparison, comparison, width=80)
+
+
 def test_names_are_neither_markup_nor_escape_sequences():
     text = printed(print_comparison, pair(HOSTILE, HOSTILE[::-1], names=("[bold]a[/bold]", "b\x1b[2J")), width=400)
     assert "\x1b" not in text

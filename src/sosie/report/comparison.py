@@ -86,8 +86,9 @@ def _print_best_matches(result: Comparison, console: Console, full: bool) -> Non
         rows = _matches(result, measure, shown, 3, console)
         # Beside chance and intervals, one digit fewer if names would have to be cut otherwise.
         plain = ["", "", *heads[2:]]
-        small = np.nanmax(np.abs(summarise(result, measure).best), initial=0) < 0.1
-        if gap == 2 and not small and table_width(plain, rows) > console.width:
+        best = np.abs(summarise(result, measure).best)
+        alike = np.nanmax(best, initial=0) < 0.1 or np.nanmin(best, initial=1) > 0.99  # all 0.0… or 1.00 in two digits
+        if gap == 2 and not alike and table_width(plain, rows) > console.width:
             rows = _matches(result, measure, shown, 2, console)
         print_columns(console, heads, rows, left=(0, 1), gap=gap)
         if "p" in titles:
@@ -127,19 +128,27 @@ def _value(values: Estimate, i: int, j: int | None, digits: int) -> Text:
     return Text(text + (_UNCLEAR if unclear else " "), "dim" if unclear else "")
 
 
-def _print_one_pair(result: Comparison, console: Console) -> None:
-    """One site on each side, as for outputs: a line for each measure."""
+ONE_PAIR = ("measure", "value", "interval", "chance")
+
+
+def one_pair(result: Comparison) -> tuple[str, list[list[str]]]:
+    """A sentence, and a row of `ONE_PAIR` for each measure, for one site on each side, as for outputs."""
     if "agreement" in result.values:
-        print_text(console, sentence(result, "agreement"), "bold")
+        text = sentence(result, "agreement")
     else:
         names = " and ".join(shorten(visible(side.name), 60) for side in (result.side_a, result.side_b))
-        count = next(iter(result.values.values())).n
-        print_text(console, f"{names}, {count:,} inputs", "bold")
+        text = f"{names}, {next(iter(result.values.values())).n:,} inputs"
     rows = []
     for name, values in result.values.items():
         beside = doubts(values, 0, 0)
-        rows.append([visible(name), number(values.value.item()), *(beside.get(k, "") for k in ("interval", "chance"))])
-    print_columns(console, ["measure", "value", "interval", "chance"], rows, gap=3)
+        rows.append([visible(name), number(values.value.item()), *(beside.get(k, "") for k in ONE_PAIR[2:])])
+    return text, rows
+
+
+def _print_one_pair(result: Comparison, console: Console) -> None:
+    text, rows = one_pair(result)
+    print_text(console, text, "bold")
+    print_columns(console, list(ONE_PAIR), rows, gap=3)
     _print_caveats([result], console)
 
 

@@ -23,12 +23,13 @@ from ..results import (
 )
 from ..results.tables import MOST_SHOWN, html_table
 from .colour import RAMP, Scale, data_scale, full_scale
-from .comparison import between_models, sentence, sentence_of_all, shared_measures
+from .comparison import ONE_PAIR, between_models, one_pair, sentence, sentence_of_all, shared_measures
 from .words import direction, in_a_sentence, shorten, visible
 
 MOST_FIGURES = 4  # measures, or pairs of models, that are drawn
 MOST_CELLS = 120  # rows or columns of a map; of more sites, every second, third … is drawn
 MOST_LABELS = 24
+FAR = 2.5  # chance is not drawn if it makes the axis of the curves this many times as long
 WITH_TIPS = 400  # cells that say their value when pointed at; more would make notebooks large
 _WIDTH = 300
 _SAME_DEPTH, _BEST_MATCH, _CHANCE = "#5b8fd9", "#d9793f", "#8a8f9c"
@@ -45,8 +46,11 @@ def html_of(result: Comparison | Comparisons | Dynamics) -> str:
 
 
 def _pair(result: Comparison) -> str:
+    if result.values and result.kind != "transfer" and len(result.sites_a) == len(result.sites_b) == 1:
+        text, rows = one_pair(result)
+        return f"<p>{escape(text)}</p>{html_table(ONE_PAIR, rows)}"
     tables = _tables(result)
-    if result.kind == "transfer" or len(result.sites_a) == len(result.sites_b) == 1:
+    if result.kind == "transfer":
         return tables
     parts = []
     for measure in result.measures[:MOST_FIGURES]:
@@ -228,6 +232,9 @@ def _curve(result: Comparison, measure: str) -> str:
         lines.append(("best match", summary.best, best, _BEST_MATCH, ' stroke-dasharray="5 3"'))
     chance = None if values.null is None else values.null[at, depth]
     low, high = _reach(values, lines, chance)
+    least, most = _reach(values, lines, None)
+    if far := high - low > FAR * (most - least):
+        low, high = least, most
     left, top, width, height = 46, 18, _WIDTH, 150
     sign = 1 if values.closer == "up" else -1
 
@@ -246,9 +253,10 @@ def _curve(result: Comparison, measure: str) -> str:
                 drawn.append(f'<path d="M{"L".join(corners)}z" fill="{colour}" fill-opacity=".2"/>')
         drawn.append(_line(curve, place, colour, dash))
         key.append((name, colour))
-    if chance is not None:
+    if chance is not None and not far:
         drawn.append(_line(chance, place, _CHANCE, ' stroke-dasharray="2 3"'))
-        key.append(("by chance", _CHANCE))
+    if chance is not None:
+        key.append(("chance is far off" if far else "by chance", _CHANCE))
     axes = f'<path d="M{left} {top}v{height}h{width}" fill="none" stroke="currentColor" opacity=".5"/>'
     ticks = "".join(
         f'<text x="{left - 5}" y="{float(place(0, v).split()[1]) + 3:.1f}" text-anchor="end" {_TEXT}>'

@@ -244,6 +244,8 @@ class Diff(Result):
         more = [f"and {len(rows) - most:,} more"] if len(rows) > most else []
         return "\n".join([self.verdict, *table, *more, *self.caveats])
 
+    __repr__ = as_text
+
     def __bool__(self) -> bool:
         raise TypeError("a Diff is neither true nor false: ask for .same")
 

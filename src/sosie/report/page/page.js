@@ -89,7 +89,7 @@ function models(pair, measure) {
   return [element("div", { class: "figures" }, [
     found ? element("figure", { class: "card models" }, [
       element("figcaption", {}, [element("h3", {}, "Every pair of models"), element("p", { class: "quiet" },
-        `Mean of ${measure.name} over layers at the same depth. Bright is alike. Click a cell to see that pair.`)]),
+        `${measure.name}, ${valueOf(pair)}. Bright is alike. Click a cell to see that pair.`)]),
       drawn, tools(stretchChoice((stretched) => change({ stretched }), "stretch-models"),
         downloads(["models", measure.name], () => modelTable(found), () => drawn.querySelector("svg"))),
     ]) : null,
@@ -101,6 +101,11 @@ function models(pair, measure) {
   ])];
 }
 
+// What stands for a pair of models.
+function valueOf(pair) {
+  return isSingle(pair) ? "the value of the pair" : `mean over ${pair.shifted ? "shifts" : "layers at the same depth"}`;
+}
+
 function modelTable({ value }) {
   const names = DATA.names;
   return [["model_a", "model_b", "value"], ...names.flatMap((a, i) => names.map((b, j) => [a, b, value[i * names.length + j]]))];
@@ -110,7 +115,7 @@ function modelGrid(found, open, pair) {
   const [names, size] = [DATA.names, DATA.names.length];
   unpack(found, size * size);
   const at = (i, j) => found.value[i * size + j];
-  const told = (i, j) => (i === j ? "the model itself" : "mean over layers at the same depth");
+  const told = (i, j) => (i === j ? "the model itself" : valueOf(pair));
   return {
     rows: names, columns: names, rowTitle: "Models", columnTitle: "Models", measure: found.name,
     value: found.value,

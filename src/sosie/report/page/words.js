@@ -26,7 +26,7 @@ function method(found) {
     ["Statistic", measure.statistic],
     measure.counted,
     ...readingFacts(measure),
-    ["Interval", given("low", "95 %, given for each pair", "none for this statistic")],
+    ["Interval", given("low", "95 %, given for each pair", "none was computed")],
     ["Chance", given("null", `what ${pair.chance}: mean ± spread, for each pair`, "not measured")],
     ...(measure.correction ? [["p", "how often chance gives a value as close; " +
       "corrected for the search: how often it gives one anywhere among the pairs"]] : []),
