@@ -202,6 +202,13 @@ def caveats(a: np.ndarray, b: np.ndarray, measure: str = "linear_cka", **options
     return sosie.compare({"s": a}, {"t": b}, measures=measure, **options).rows()[0]["caveats"]
 
 
+def test_what_an_interval_from_blocks_takes() -> None:
+    x, y = np.random.default_rng(0).normal(size=(2, 256, 300))
+    missing = "no interval: it takes 8 blocks of rows; take more rows, a smaller block, or exact=True"
+    for options, lacks in (({}, True), ({"block": 16}, False), ({"exact": True, "memory": None}, False)):
+        assert (missing in caveats(x, y, **{"interval": True, "memory": 1000, **options})) == lacks
+
+
 @pytest.mark.parametrize("memory", [None, 1000], ids=["moments", "blocks"])
 def test_one_direction_that_decides(memory: int | None) -> None:
     random = np.random.default_rng(0)

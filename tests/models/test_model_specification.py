@@ -146,6 +146,7 @@ def test_weights_are_looked_for_in_the_listed_folders(tmp_path: Path, monkeypatc
     ("spec", "message"),
     [
         ("", "a model specification is text"),
+        ([0] * 1000, r"got \[0, 0, 0, 0, 0, 0, \.\.\.\]"),
         ("tinny10", "did you mean 'tiny10'"),
         ("w.safetensors", "names no architecture: write tiny10@w.safetensors"),
         ("net.py", "names no function: write net.py:factory"),

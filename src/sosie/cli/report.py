@@ -16,7 +16,7 @@ def report(
         opt.option(
             opt.OUTPUT,
             "FILE",
-            "Write a heat map and curves as .svg or .png, one file for each measure, with this name.",
+            "Write a heat map and curves as .svg, .png or .pdf, one file for each measure, with this name.",
         ),
     ] = None,
     full: opt.Full = False,

@@ -14,7 +14,7 @@ from ..measures import Measure
 from ..results import LEVEL, Caveat, Chance, Estimate, Side
 from ..stats import SMALLEST_GROUP, Alignment, Covariances, Grams, PairViews, RowScatter, Sample, Scatter, Statistic
 from .order import largest_gap
-from .uncertainty import FEWEST_DRAWS, HALVED
+from .uncertainty import FEWEST_DRAWS, FEWEST_GROUPS, HALVED
 
 DRIFT = 0.05  # share of the variance between blocks above which there is a caveat
 OF_POSITIONS = Caveat(
@@ -229,7 +229,9 @@ def of_chance(
     elif draws and values.p is None:
         yield next(of_draws(draws), Caveat("no p-values: the rows they need do not fit the budget; raise memory="))
     if interval and values.low is None:
-        yield Caveat("no interval: too few rows, or they do not fit the memory budget")
+        blocks = f"it takes {FEWEST_GROUPS} blocks of rows; take more rows, a smaller block, or exact=True"
+        rows = "too few rows, or they do not fit the memory budget"
+        yield Caveat(f"no interval: {blocks if issubclass(measure.reads, Alignment) else rows}")
     if values.low is not None and values.n < HALVED * SMALLEST_GROUP and not issubclass(measure.reads, Alignment):
         yield Caveat(f"n={values.n} rows are few: the interval may be too wide")
     if by_chance is not None and by_chance.rows is not None and by_chance.p is not None:

@@ -7,6 +7,7 @@ import inspect
 import json
 import random
 import re
+import reprlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -413,7 +414,9 @@ def open_model(spec: str, *, seed: int = 0, head: bool = False) -> NamedModel:
     global random state does not change.
     """
     if not isinstance(spec, str) or not spec.strip():
-        raise ValueError(f"a model specification is text such as 'tiny10@weights.safetensors', got {spec!r}")
+        raise ValueError(
+            f"a model specification is text such as 'tiny10@weights.safetensors', got {reprlib.repr(spec)}"
+        )
     spec = spec.strip()
     file, library = _FILE.fullmatch(spec), _LIBRARY.fullmatch(spec)
     if file:
