@@ -93,8 +93,13 @@ def test_every_model_of_a_crowd_has_a_name_and_none_lies_on_another(look: Any, w
 
 @pytest.mark.browser
 def test_rows_are_shown(look: Any) -> None:
-    seen = look(neighbours())
+    seen = look(neighbours(), width=300)
     assert "0.5000" in seen.page.locator("table.answer").inner_text()
+    assert seen.page.locator("h1").inner_text() == f"Nearest to {HOSTILE}"
+    assert seen.page.locator(".scroll-hint").is_visible()
+    with seen.page.expect_download() as saved:
+        seen.page.get_by_role("button", name="CSV").click()
+    assert "name,value" in saved.value.path().read_text("utf-8")
     assert seen.complaints == []
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ..results import Answer, Map, cell, counted
+from ..results import Answer, Family, Map, cell, counted
 from .page import render_page
 from .terminal import print_table, print_text
 from .words import in_a_sentence, visible
@@ -45,9 +45,8 @@ def render(answer: Answer) -> str:
         "points": _points(answer) if isinstance(answer, Map) else [],
         "undrawn": max(len(rows) - MOST_POINTS, 0) if isinstance(answer, Map) else 0,
     }
-    query = answer.asked.get("query")
     return render_page(
-        title=in_a_sentence(str(query)) if query else _heading(answer),
+        title=_heading(answer),
         question=answer.words,
         lead=visible(answer.sentence()),
         others=[visible(note) for note in answer.notes],
@@ -59,6 +58,8 @@ def render(answer: Answer) -> str:
 
 
 def _heading(answer: Answer) -> str:
+    if query := answer.asked.get("query"):
+        return f"{'Family of' if isinstance(answer, Family) else 'Nearest to'} {in_a_sentence(str(query))}"
     models = counted(answer.models, "model")
     return f"A map of {models}" if isinstance(answer, Map) else models
 

@@ -20,12 +20,13 @@ const isNumber = DATA.columns.map((_, k) => DATA.rows.some((row) => typeof row[k
 function table() {
   const head = DATA.columns.map((column, k) => element("th", { scope: "col", class: isNumber[k] ? "number" : null }, column.replaceAll("_", " ")));
   const rows = DATA.rows.map((row) => element("tr", {}, row.map(cell)));
-  return element("div", { class: "scroll" }, element("table", { class: "answer" }, [element("thead", {}, element("tr", {}, head)), element("tbody", {}, rows)]));
+  const area = { class: "scroll", tabindex: 0, role: "region", "aria-label": "Rows" };
+  return hinted(element("div", area, element("table", { class: "answer" }, [element("thead", {}, element("tr", {}, head)), element("tbody", {}, rows)])));
 }
 
 const left = (count, words) => (count ? element("p", { class: "quiet" }, `${count.toLocaleString("en")} more ${words}.`) : null);
 
 content.append(element("div", { class: "panel" }, [
   DATA.points.length ? section("Map", ...coloured(), left(DATA.undrawn, "models are not drawn")) : null,
-  DATA.rows.length ? section("Rows", table(), left(DATA.left, "rows are not shown")) : null,
+  DATA.rows.length ? section("Rows", table(), left(DATA.left, "rows are not shown"), DATA.points.length ? null : tools(downloads(["rows"], () => [DATA.columns, ...DATA.rows]))) : null,
 ]));
