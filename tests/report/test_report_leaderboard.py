@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -161,6 +162,21 @@ def test_a_measure_opens_and_images_are_chosen(look: Any) -> None:
     seen.page.get_by_text("clean", exact=True).first.click()
     assert seen.page.locator(dot).first.get_attribute("cx") != before
     assert seen.complaints == []
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [320, 1360])
+def test_the_words_of_a_drawing_do_not_touch(look: Any, width: int) -> None:
+    seen = look(example(), width=width)
+    figure = seen.page.locator("section", has_text="Does it say what networks do?")
+    boxes = [text.bounding_box() for text in figure.locator("svg text").all()]
+    assert len(boxes) >= 13
+    for one, other in combinations(boxes, 2):
+        across, down = (
+            min(one[at] + one[size], other[at] + other[size]) - max(one[at], other[at])
+            for at, size in (("x", "width"), ("y", "height"))
+        )
+        assert across <= 0 or down <= 2, (one, other)
 
 
 @pytest.mark.browser

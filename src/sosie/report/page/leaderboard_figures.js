@@ -2,19 +2,24 @@
 
 const LINE = 17; // pixels per measure
 const NAMES = 205; // pixels for names
+const PANEL = 130; // pixels that a panel takes at least; what does not fit goes below
 
 // One panel for each kind of pair; a dot, Fisher's interval (thin) and that over training runs (thick).
 function correlationFigure(group, coefficient) {
   const shown = entries.map((_, k) => k).filter((k) => KINDS.some((kind) => correlation(entries[k], kind, group, coefficient)));
   const host = redrawn(element("div", { class: "curve-host" }), (width) => {
     const left = Math.min(NAMES, width * 0.3);
-    const each = (width - left) / KINDS.length;
+    const across = clamp(Math.floor((width - left) / PANEL), 1, KINDS.length);
+    const each = (width - left) / across;
     const height = 34 + LINE * shown.length + 18;
     const lowest = Math.min(-0.2, ...shown.flatMap((k) => KINDS.map((kind) => correlation(entries[k], kind, group, coefficient)?.value ?? 0)));
     const low = Math.max(-1, Math.floor(lowest * 5) / 5);
-    const panels = KINDS.map((kind, p) => kindPanel({ kind, from: left + p * each + 8, size: each - 20, low, shown, group, coefficient, height }));
+    const panels = KINDS.map((kind, p) => shape("g", { transform: `translate(${(p % across) * each} ${Math.floor(p / across) * height})` }, [
+      ...(p % across ? [] : shown.map((k, i) => nameAt(k, left, 34 + LINE * (i + 0.5)))),
+      ...kindPanel({ kind, from: left + 8, size: each - 20, low, shown, group, coefficient, height }),
+    ]));
     const label = `${coefficient} of each measure with agreement, by kind of pair; the table above has the numbers`;
-    host.replaceChildren(drawing(width, height, label, [...shown.map((k, i) => nameAt(k, left, 34 + LINE * (i + 0.5))), ...panels.flat()]));
+    host.replaceChildren(drawing(width, height * Math.ceil(KINDS.length / across), label, panels));
   });
   return host;
 }
