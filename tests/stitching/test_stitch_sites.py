@@ -146,7 +146,7 @@ def test_indices_are_those_of_compare_over_positions() -> None:
 
 def test_a_network_stitched_to_itself_and_batches_do_not_matter() -> None:
     model, x = cnn(0), labelled()
-    c = sosie.stitch_sites(model, model, x, sites_a=SITES, sites_b=SITES)
+    c = sosie.stitch_sites(model, model, x, sites=SITES)
     assert np.diag(c.matrix("agreement_b")) == pytest.approx(1)
     assert np.diag(c.matrix("linear_cka")) == pytest.approx(1)
     other = sosie.stitch_sites(cnn(0), cnn(1), x, sites_a=SITES, sites_b=SITES)

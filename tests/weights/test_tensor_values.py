@@ -212,6 +212,4 @@ def test_all_parameters_are_paired_by_name_whatever_their_order():
 
     a, b = Other("first", "last"), Other("last", "first")
     b.load_state_dict(a.state_dict())
-    assert compare_weights(a, b, measures="weight_cosine", sites_a="all", sites_b="all").matrix()[
-        0, 0
-    ] == pytest.approx(1)
+    assert compare_weights(a, b, measures="weight_cosine", sites="all").matrix()[0, 0] == pytest.approx(1)

@@ -79,7 +79,7 @@ def stitch(
     held_out = open_data(test or data, batch=batch, max_rows=max_rows)
     options: dict[str, Any] = {"fit": fit, "precision": precision, "resize": resize}
     if all_sites:
-        options |= {"sites_a": opt.split(sites_a or sites), "sites_b": opt.split(sites_b or sites)}
+        options |= {"sites": opt.split(sites), "sites_a": opt.split(sites_a), "sites_b": opt.split(sites_b)}
         options |= {"pairs": pairs, "measures": opt.split(measures)}
         opt.tell(stitching.stitch_sites(model_a, model_b, fitted, test=held_out, names=names, **options), out, report)
         return

@@ -58,7 +58,7 @@ def weights(
     models, names = opt.split_names(models)
     result = compare_weights(
         [open_model(text, seed=seed) for text in models], measures=opt.split(measures), names=names,
-        sites_a=opt.split(sites_a or sites), sites_b=opt.split(sites_b or (sites if len(models) == 2 else None)),
+        sites=opt.split(sites), sites_a=opt.split(sites_a), sites_b=opt.split(sites_b),
         match=match, joint=parts, base=base, input_shape=opt.parse_shape(shape), probes=probes, null=null, draws=draws,
         seed=seed, device=device, memory=memory,
     )  # fmt: skip

@@ -24,7 +24,7 @@ from ..capture import Site, as_found, count_inputs, cut, kept_attributes, to_row
 from ..capture.batches import CallArguments
 from ..checks import listed, one_of, parse_call
 from ..engine.caveats import of_left_out
-from ..engine.network import models_and_data, number_duplicates
+from ..engine.network import for_each, models_and_data, number_duplicates
 from ..engine.plan import find_measures
 from ..engine.provenance import digest_of, provenance
 from ..files import check_schema, plain_json, read_tensors, reading, write_tensors
@@ -274,6 +274,7 @@ def stitch_sites(
     *,
     test: Any = None,
     names: Sequence[str | None] | None = None,
+    sites: Any = None,
     sites_a: Any = None,
     sites_b: Any = None,
     pairs: Pairs = "diagonal",
@@ -294,10 +295,10 @@ def stitch_sites(
     agreement_b, agreement_a and cross_entropy, as in `Stitch.evaluate`, with 95 % intervals over inputs; and the
     `measures`, from the same sums as the fits, so over every position of every input.
 
-    `sites_a`, `sites_b`: as in `compare`, with its default. Sites of B that something bypasses (a skip connection) are
-    left out with a caveat, or refused if `sites_b` names them. `names` gives the models names, as does
-    `stitch_sites({"base": a, "tuned": b}, data)`. `fit` is a closed form, or task_loss, which is trained
-    for one pair after the other. `max_rows`: how many inputs to fit on, and to evaluate on. For the rest see `stitch`.
+    `sites`, `sites_a`, `sites_b`: as in `compare`, with its default. Sites of B that something bypasses (a skip
+    connection) are left out with a caveat, or refused if they are named. `names` gives the models names, as does
+    `stitch_sites({"base": a, "tuned": b}, data)`. `fit` is a closed form, or task_loss, which is trained for one pair
+    after the other. `max_rows`: how many inputs to fit on, and to evaluate on. For the rest see `stitch`.
     """
     one_of(precision, "precision", PRECISIONS)
     one_of(pairs, "pairs", ("diagonal", "all"))
@@ -325,7 +326,7 @@ def stitch_sites(
         CutModel.of(model_b, name=name_b, prepare=prepare_b, inputs=inputs),
     )
     number_duplicates(models)
-    grid = find_pairs(models, (sites_a, sites_b), pairs, first, resize)
+    grid = find_pairs(models, for_each("sites", 2, sites_a, sites_b, sites), pairs, first, resize)
     mixing = [model.mixing_at(sites, first) for model, sites in zip(models, (grid.a, grid.b), strict=True)]
     sums = sums_of_pairs(models, (grid.a, grid.b), grid.joints, batches, precision, max_rows)
 
@@ -401,7 +402,7 @@ class SitePairs:
 
 
 def find_pairs(
-    models: tuple[CutModel, CutModel], sites: tuple[Any, Any], pairs: Pairs, batch: Any, resize: Resize
+    models: tuple[CutModel, CutModel], sites: Sequence[Any], pairs: Pairs, batch: Any, resize: Resize
 ) -> SitePairs:
     """Pair up the sites, cut B at each of its own, and see which pairs can be joined."""
     (a, without_a), (b, without_b) = (_look(model, chosen, batch) for model, chosen in zip(models, sites, strict=True))

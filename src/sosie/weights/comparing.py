@@ -36,6 +36,7 @@ def compare_weights(
     measures: str | Measure | Sequence[str | Measure] | None = None,
     *,
     names: Sequence[str | None] | None = None,
+    sites: Any = None,
     sites_a: Any = None,
     sites_b: Any = None,
     match: str | None = None,
@@ -53,10 +54,10 @@ def compare_weights(
 
     `model_a`, `model_b`: modules or model specifications; a list, or {name: model}, gives all pairs, and `names` names.
     `measures`: None takes wcka, or weight_cosine for a model that is not a linear map, such as a transformer.
-    `sites_a`, `sites_b`: names, globs, types; None takes each layer that holds weights, and "output", the whole
-    network. Without its activation functions a network is a linear map of its input, and so is the part up to any site:
-    convolutions, batch norm, residual sums and mean pooling are linear, max pooling is replaced by mean pooling, and
-    any other nonlinear operation (attention, layer norm) is an error that names it.
+    `sites`, or `sites_a` and `sites_b` for each: names, globs, types; None takes each layer that holds weights, and
+    "output", the whole network. Without its activation functions a network is a linear map of its input, and so is the
+    part up to any site: convolutions, batch norm, residual sums and mean pooling are linear, max pooling is replaced by
+    mean pooling, and any other nonlinear operation (attention, layer norm) is an error that names it.
 
     `input_shape`: of one input. None reads it from the first layer: the width of a dense layer, 28 × 28 for grey
     images, 224 × 224 if a convolution strides, otherwise 32 × 32, or the first size that fits. Each entry of the input
@@ -85,10 +86,10 @@ def compare_weights(
     if probes is not None:
         why = f"{PROBES} are usual, and more give a narrower interval"
         probes = -(-whole_number(probes, "probes", least=FEWEST, why=why) // BLOCK) * BLOCK
-    sites = for_each("sites", len(models), sites_a, sites_b)
+    all_sites = for_each("sites", len(models), sites_a, sites_b, sites)
     networks = [
         Network.of(model, name=name, otherwise=NO_STATE_DICT, sites=chosen_sites, device=device)
-        for model, name, chosen_sites in zip(models, names, sites, strict=True)
+        for model, name, chosen_sites in zip(models, names, all_sites, strict=True)
     ]
     number_duplicates(networks)
     for network in networks:
@@ -113,9 +114,7 @@ def compare_weights(
                 networks, chosen, about, probes=probes, draws=draws, memory=budget, matched=match is not None, **how
             )
         except NotLinear as error:
-            if measures is not None or any(
-                option is not None for option in (null, probes, input_shape, sites_a, sites_b)
-            ):
+            if measures is not None or any(option is not None for option in (null, probes, input_shape, *all_sites)):
                 error.add_note(f"{DEFAULT} needs linear maps; measures={INSTEAD!r} compares weights entry by entry")
                 raise
             notes = [Caveat(f"weights entry by entry, since {DEFAULT} is not defined for these models: {error}")]
