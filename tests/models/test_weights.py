@@ -36,7 +36,7 @@ def test_safetensors_round_trip_with_metadata(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrap", [lambda s: s, lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s}])
-@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod."])
+@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "net."])  # net: the attribute of a LightningModule
 def test_torch_files_with_their_wrappers(tmp_path: Path, wrap: object, prefix: str) -> None:
     source, target = net(), net()
     torch.save(wrap({prefix + key: value for key, value in source.state_dict().items()}), tmp_path / "w.pt")

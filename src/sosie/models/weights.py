@@ -87,7 +87,7 @@ def fit_weights(model: nn.Module, state: Mapping[str, Tensor], *, source: str) -
     Tied weights need only one of their names: `safetensors.torch.save_model` keeps one.
     """
     own = {name: value for name, value in model.state_dict().items() if _matters(name)}
-    state = {name: value for name, value in state.items() if _matters(name)}
+    state = _without_prefix({name: value for name, value in state.items() if _matters(name)}, own)
     filled = {_place(value) for name, value in own.items() if name in state}
     missing = [name for name, value in own.items() if name not in state and _place(value) not in filled]
     unexpected = [name for name in state if name not in own]
@@ -113,6 +113,15 @@ def fit_weights(model: nn.Module, state: Mapping[str, Tensor], *, source: str) -
     if head and modules == {head} and len(others) <= 1 and len(own) > len(missing + wrong):
         lines.append(f"  Only the head {head} differs: build the model with the head (name, classes) of the file.")
     raise ValueError("\n".join(lines))
+
+
+def _without_prefix(state: dict[str, Tensor], own: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The weights under the model's names, if all of them are those of an attribute, as in Lightning's checkpoints."""
+    first = next(iter(own), "")
+    prefix = next((name.removesuffix(first) for name in state if name.endswith(f".{first}")), "")
+    if state.keys() & own.keys() or not all(name.startswith(prefix) for name in state):
+        return state
+    return {name.removeprefix(prefix): value for name, value in state.items()}
 
 
 def _matters(name: str) -> bool:
