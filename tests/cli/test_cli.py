@@ -63,6 +63,10 @@ def test_measures() -> None:
     assert "debiased_cka" in found.stdout
     facts = json.loads(run("measures", "--json").stdout)
     assert {f["name"] for f in facts} == {f["name"] for f in sosie.list_measures()}
+    one = run("measures", "debiased").stdout
+    assert "https://" in one
+    assert "linear_cka" not in one.split()
+    assert "did you mean 'linear_cka'" in run("measures", "linear_ckaa").stderr
 
 
 def test_sites_shows_labels_and_shapes() -> None:

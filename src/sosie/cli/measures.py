@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -13,17 +14,27 @@ from . import options as opt
 FACTS = Path(__file__).resolve().parents[1] / "measures" / "facts.json"
 
 
-def measures(as_json: opt.AsJson = False) -> None:
+def measures(
+    names: Annotated[
+        list[str] | None, opt.argument(opt.INPUTS, "MEASURE", "Only those with this in their name.", default="all")
+    ] = None,
+    as_json: opt.AsJson = False,
+) -> None:
     """Which measures are there, and what does each one mean?
 
     $ sosie measures
-    $ sosie measures --json
+    $ sosie measures cka
 
     Range, direction, invariances, cost and paper of each.
     """
+    from ..checks import nearest
     from ..report.terminal import print_measures
 
-    result = json.loads(FACTS.read_text("utf-8"))
+    facts = json.loads(FACTS.read_text("utf-8"))
+    for text in names or []:
+        if not any(text.lower() in fact["name"] for fact in facts):
+            raise ValueError(f"no measure is called {text!r}{nearest(text, [fact['name'] for fact in facts])}")
+    result = [fact for fact in facts if any(text.lower() in fact["name"] for text in names or [""])]
     if as_json:
         typer.echo(json.dumps(result, indent=2, ensure_ascii=False))
     else:

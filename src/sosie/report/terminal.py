@@ -12,6 +12,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from ..papers import cited
 from ..results import cell as cell_text
 from ..results import counted
 from .words import direction, extent, shorten, size, visible
@@ -137,8 +138,9 @@ def _facts(fact: Mapping[str, Any]) -> list[str]:
     traits.append("differentiable" if fact["differentiable"] else "not differentiable")
     if fact["invariant"]:
         traits.insert(0, f"invariant to {', '.join(sorted(fact['invariant']))}")
-    origin = [f"reads {fact['reads']}", f"cost {fact['cost']}" if fact["cost"] else "", fact["paper"] or ""]
-    lines = [reading, "; ".join(traits), "; ".join(part for part in origin if part)]
+    origin = [f"reads {fact['reads']}"] + ([f"cost {fact['cost']}"] if fact["cost"] else [])
+    papers = [" ".join(paper) for paper in cited(fact["paper"] or "")] or ([fact["paper"]] if fact["paper"] else [])
+    lines = [reading, "; ".join(traits), "; ".join(origin), *papers]
     if fact["defaults"]:
         lines.append("defaults: " + ", ".join(f"{key}={value}" for key, value in fact["defaults"].items()))
     return lines
