@@ -52,6 +52,11 @@ def test_a_folder_is_a_model_with_its_tokeniser(folder: Path) -> None:
     sosie.compare(f"hf:{folder}", bert(1), made, rows="mean")  # token ids need no tokeniser
 
 
+def test_texts_are_cut_where_the_model_ends(folder: Path) -> None:
+    texts = [" ".join("abc"[(i * j) % 3] for j in range(30 + i % 5)) for i in range(40)]  # the model takes 32 tokens
+    assert sosie.compare(f"hf:{folder}", f"hf:{folder}", texts, rows="mean").matrix()[0, 0] == pytest.approx(1)
+
+
 def test_a_folder_of_pickles_is_refused(folder: Path) -> None:
     torch.save(bert().state_dict(), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()

@@ -158,7 +158,9 @@ def hugging_face(monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...] = ())
 
     def load_model(folder: str, **options: object) -> tuple[nn.Module, dict[str, object]]:
         calls.append({"folder": folder, **options})
-        return nn.Linear(2, 2), {"missing_keys": set(missing), "unexpected_keys": set()}
+        model = nn.Linear(2, 2)
+        model.config = SimpleNamespace()
+        return model, {"missing_keys": set(missing), "unexpected_keys": set()}
 
     def load_tokenizer(folder: str, **options: object) -> SimpleNamespace:
         calls.append({"folder": folder, **options})

@@ -282,6 +282,8 @@ def open_hugging_face(text: str, *, head: bool = False) -> tuple[nn.Module, Norm
         )
     if unused := _blocks_without_place(model, facts["unexpected_keys"]):
         raise ValueError(f"hf:{text} has weights of {listed(unused, 3)}, which its config.json has no place for")
+    if tokenizer and (most := getattr(model.config, "max_position_embeddings", None)):
+        tokenizer.model_max_length = min(tokenizer.model_max_length, most)  # many are saved without a limit
     return model, _image_normalisation(path / "preprocessor_config.json") or (tokenizer and Tokenise(tokenizer)), source
 
 
