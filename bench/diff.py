@@ -25,7 +25,8 @@ from torch import Tensor, nn
 import sosie
 from sosie.models import open_model
 
-WIDTH, LAYERS, VOCABULARY, TOKENS = 512, 6, 8192, 128  # of the language models
+PARTS = ("images", "text", "weights")
+WIDTH, LAYERS, VOCABULARY, SEQUENCES, TOKENS = 512, 6, 8192, 128, 64  # of the language models
 NOTHING = 1e-2  # a tolerance: a floor that costs nothing
 
 CHILD = """
@@ -159,24 +160,33 @@ def weights(shards: int, size: int, repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
+def forwards(part: str, few: int, repeats: int) -> dict[str, Any]:
+    """The models of one part against their forward passes."""
+    if part == "images":
+        models = {
+            f"a ResNet-{depth}, {count // few} images of 32 x 32, all blocks": resnet(depth, count // few)
+            for depth, count in ((20, 1024), (56, 512))
+        }
+    else:
+        size = f"{LAYERS} layers of {WIDTH}, {SEQUENCES // few} x {TOKENS} tokens, {VOCABULARY} in the vocabulary"
+        models = {f"a {kind} of {size}": decoder(kind, SEQUENCES // few) for kind in ("GPT-2", "Llama")}
+    return {title: study(title, model, batches, repeats) for title, (model, batches) in models.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--part", choices=PARTS, help="one of the parts, each of which takes less than 5 minutes")
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--small", action="store_true", help="a quick look at less of everything; writes nothing")
     asked = parser.parse_args()
     few = 8 if asked.small else 1
-    found: dict[str, Any] = {"what": __doc__}
-    for depth, images in ((20, 1024), (56, 512)):
-        title = f"a ResNet-{depth}, {images // few} images of 32 x 32, all blocks"
-        found[title] = study(title, *resnet(depth, images // few), asked.repeats)
-    for kind in ("GPT-2", "Llama"):
-        title = (
-            f"a {kind} of {LAYERS} layers of {WIDTH}, {128 // few} x {TOKENS} tokens, {VOCABULARY} in the vocabulary"
-        )
-        found[title] = study(title, *decoder(kind, 128 // few), asked.repeats)
-    found["weights"] = weights(4, 2**28 // few, asked.repeats)
-    if not asked.small:
-        write("diff", found)
+    for part in PARTS if asked.part is None else (asked.part,):
+        if part == "weights":
+            found = {"weights": weights(4, 2**28 // few, asked.repeats)}
+        else:
+            found = forwards(part, few, asked.repeats)
+        if not asked.small:
+            write(f"diff-{part}", {"what": __doc__, **found})
 
 
 if __name__ == "__main__":

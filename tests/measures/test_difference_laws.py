@@ -149,6 +149,20 @@ def test_pieces_of_any_size_and_type(dtype: torch.dtype, size: float, monkeypatc
         assert float(error[0] / error[1]) == pytest.approx(truth(a, b)["dd"] / truth(a, b)["aa"], rel=1e-5)
 
 
+def test_of_a_large_activation_the_histogram_counts_a_sample() -> None:
+    """Also where differences follow the columns, and beside a small one, which weighs as much as its entries."""
+    random = torch.Generator().manual_seed(0)
+    x, noise = (torch.randn(400, 1024, generator=random) for _ in range(2))
+    noise[:, ::16] *= 100
+    found = Entries.of(x, x + noise)
+    few = Entries.of(x[:100], x[:100] + 1e-4 * noise[:100], start=400)
+    for entries_, size in ((found, noise.abs()), (found.merge(few), torch.cat([noise, 1e-4 * noise[:100]]).abs())):
+        assert float(entries_.counts.sum()) == pytest.approx(entries_.entries, rel=1e-3)
+        for share in (0.1, 0.5, 0.9, 0.99, 0.999):
+            assert float(entries_.quantile(share)) == pytest.approx(np.quantile(size, share), rel=0.15), share
+    assert int((found.counts % entries.STEP).sum()) == 0
+
+
 def test_a_scale_shows_however_near_the_rows_are() -> None:
     """b = 1.00001 a leaves nothing of d beside a multiple of a, of which float32 sums of a² and b² hold no digit."""
     a = near_pair(n=64, width=512)[0].float()

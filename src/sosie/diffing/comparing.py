@@ -42,6 +42,7 @@ from .record import Record, is_record
 from .replay import WHOLE, Gap, Reference, Replay, Subject
 from .saved import Saved, saved_in
 
+FEW = 2  # inputs that show whether a model takes batches of any size, and whether a forward changes it
 LOOK = 8  # inputs of the first batch that are looked at before the pass, and on which a module is opened
 FLOOR_INPUTS = 100  # the most on which the floor is measured; else a tenth of them
 OPENED = 3  # guilty sites that are opened
@@ -231,13 +232,14 @@ class _Run:
 
     def _settle(self, subject: Subject) -> None:
         """Run a few inputs, in a batch of the size that the model takes."""
+        few = self._first(min(FEW, self.look.count))
 
         def run() -> None:
             if subject.batch_size is not None:
                 self._read_in_batches_of(subject.batch_size, subject.name)
-            subject.settle(self.look)
+            subject.settle(few if self.batch_size is None else self.look)
 
-        subject.learn_batch_size(self.look, count_inputs(self.stream.first), run)
+        subject.learn_batch_size(few, count_inputs(self.stream.first), run)
 
     def _read_in_batches_of(self, size: int, name: str) -> None:
         if self.batch_size not in (None, size):
@@ -331,7 +333,7 @@ class _Run:
         bytes_ = [math.prod(site.shape) * site.dtype.itemsize // self.look.count for site in self.seen_a] or [1]
         most = max(1, self.memory // (2 * sum(bytes_)))
         if self.a.on_cpu():
-            most = max(1, min(most, CACHE // max(bytes_)))
+            most = max(1, min(most, CACHE // 2 // max(bytes_)))  # B's stand beside them
         most = self.batch_size or most
         for chunk in self.stream.chunks(block=None):
             for start in range(0, chunk.count, most):
@@ -446,8 +448,10 @@ class _Run:
         return replace(row, notes=(*row.notes, "features in another order")) if pair.a in self.shuffled else row
 
     def _types(self, pair: Pair) -> tuple[str, str]:
-        a = next((site.dtype for site in self.seen_a if site.label == pair.a), self.a.dtype)
-        b = next((site.dtype for site in self.seen_b if site.label == pair.b), self.b.dtype)
+        a, b = (
+            next((site.dtype for site in seen if site.label == label), None) or subject.dtype
+            for subject, seen, label in ((self.a, self.seen_a, pair.a), (self.b, self.seen_b, pair.b))
+        )
         return str(a).removeprefix("torch."), str(b).removeprefix("torch.")
 
     def _unexplained(self, rows: Sequence[SiteDiff], *, replay: bool) -> tuple[str | None, str]:

@@ -120,7 +120,7 @@ class SiteDiff:
     cosine: float | None = None  # of an input's numbers in A and B, the mean over inputs
     least_cosine: float | None = None
     mismatched: float | None = None  # share of the entries beyond rtol and atol
-    quantiles: tuple[float, ...] = ()  # of |a − b|, at QUANTILES
+    quantiles: tuple[float, ...] = ()  # of |a − b|, at QUANTILES; of large activations from a sample
     shift: float | None = None  # the mean of b − a
     slope: float | None = None  # of b on a, by least squares
     inputs: int = 0

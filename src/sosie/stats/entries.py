@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ GROUPS = 32  # of inputs, whose sums are kept apart for intervals
 PIECE = {"cpu": 2**17, "cuda": 2**24}  # entries that are reduced at a time: a CPU's cache holds them
 PER_OCTAVE = 8  # bins of |a − b| for each factor of 2
 BINS = PER_OCTAVE * 256  # for each exponent that float32 has, the first three digits of the rest
+ALL = 2**18  # entries of an activation up to which the histogram counts each; of a larger one it counts a sample,
+STEP = 29  # every 29th, a number of which few widths are a multiple, from another first one on in each piece
 SAFE = (1e-30, 1e37)  # sums of squares that float32 gives in full: none of the squares is too small or too large
 SAFE_ENOUGH = 1e-16  # Σ a² from which on what float32 loses of (a − b)² is no part of the relative error
 RTOL = {torch.float64: 1e-7, torch.float32: 1.3e-6, torch.float16: 1e-3, torch.bfloat16: 1.6e-2}
@@ -41,7 +44,7 @@ class Entries:
     largest: Tensor  # the largest |a − b|
     at: Tensor  # (2,) its input and the index among that input's entries
     mismatched: Tensor  # entries beyond atol + rtol |b|, as torch.testing.assert_close counts them
-    counts: Tensor  # (BINS,) entries by the size of |a − b|; the first are equal
+    counts: Tensor  # (BINS,) entries by the size of |a − b|, of a large activation from a sample; the first are equal
     lone: Tensor  # entries that are NaN or infinite on one side alone, or infinite in other directions
     lone_at: Tensor  # (2,) the first of them
     alike: Tensor  # entries that are NaN or infinite on both sides
@@ -71,7 +74,7 @@ class Entries:
         dtype = coarser(a.dtype, b.dtype)
         rtol = RTOL.get(dtype, 1.3e-6) if rtol is None else rtol
         atol = ATOL.get(dtype, 1e-5) if atol is None else atol
-        sums = _Sums(len(a), a.device, rtol, atol)
+        sums = _Sums(a, rtol, atol)
         for piece in pieces(a, b, keep):
             sums.add(piece)
         return sums.entries(start)
@@ -155,50 +158,50 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 @dataclass(frozen=True)
 class RowSums:
-    """(rows,) float64 sums over the entries of each row of a piece, and where entries are odd."""
+    """Sums over the entries of each row of a piece, and where entries are odd."""
 
-    aa: Tensor
-    bb: Tensor
-    ad: Tensor
-    dd: Tensor
-    d: Tensor
+    sums: Tensor  # (5, rows) in float64: Σ a², Σ b², Σ (a − b)², Σ a (a − b), Σ (a − b)
     size: Tensor  # (rows, columns) |a − b|, 0 where an entry is odd
-    most: Tensor  # the largest of each row
+    most: Tensor  # (rows,) the largest of each row
+    largest: float
     lone: Tensor | None = None  # (rows, columns) whether an entry is odd on one side; None: all are finite
     alike: int | Tensor = 0
 
 
 def row_sums(a: Tensor, b: Tensor) -> RowSums:
     """The sums over the entries of each row: in the type at hand, again in float64 where that is not enough."""
-    d = a - b
-    aa, bb, ad, dd = (_products(x, y) for x, y in ((a, a), (b, b), (a, d), (d, d)))
-    total = d.sum(1).double()
+    sums, d = _sums(a, b)
     size = d.abs_()
     most = size.amax(1)
-    if a.dtype == torch.float64:
-        unsafe = ~(aa + bb + dd).isfinite()
-    else:
-        low, high = SAFE
-        unsafe = ~((aa > low) & (aa < high) & (bb > low) & (bb < high) & (((dd > low) & (dd < high)) | (most == 0)))
+    low, high = SAFE if a.dtype == torch.float32 else (-1.0, math.inf)
+    squares = sums[:3]
+    # A GPU is waited for once.
+    least, greatest, largest = torch.stack([*squares.aminmax(), most.max().double()]).tolist()
+    if low < least and greatest < high:
+        return RowSums(sums, size, most, largest)
+    safe = (squares > low) & (squares < high)
+    safe[2] |= most == 0
+    unsafe = ~safe.all(0)
     if not bool(unsafe.any()):
-        return RowSums(aa, bb, ad, dd, total, size, most)
+        return RowSums(sums, size, most, largest)
     x, y = a[unsafe].double(), b[unsafe].double()
     odd = ~(x.isfinite() & y.isfinite())
     agree = odd & ((x == y) | (x.isnan() & y.isnan()))
-    x, y = x.masked_fill(odd, 0), y.masked_fill(odd, 0)
-    d = x - y
-    for sums, again in zip((aa, bb, ad, dd), ((x, x), (y, y), (x, d), (d, d)), strict=True):
-        sums[unsafe] = _products(*again)
-    total[unsafe] = d.sum(1)
+    sums[:, unsafe], d = _sums(x.masked_fill(odd, 0), y.masked_fill(odd, 0))
     size[unsafe] = d.abs().to(size.dtype)
     most = size.amax(1)
     lone = torch.zeros_like(size, dtype=torch.bool)
     lone[unsafe] = odd & ~agree
-    return RowSums(aa, bb, ad, dd, total, size, most, lone, agree.sum())
+    return RowSums(sums, size, most, float(most.max()), lone, agree.sum())
 
 
-def _products(x: Tensor, y: Tensor) -> Tensor:
-    return torch.linalg.vecdot(x, y).double()
+def _sums(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The five sums of each row, and a − b."""
+    d = a - b
+    norms = (torch.linalg.vector_norm(x, dim=1) for x in (a, b, d))  # in half the time of a sum of squares
+    sums = torch.stack([*norms, torch.linalg.vecdot(a, d), d.sum(1)]).double()
+    sums[:3].square_()
+    return sums, d
 
 
 def squared_error(a: Tensor, b: Tensor, keep: Tensor | None = None) -> Tensor | None:
@@ -207,13 +210,13 @@ def squared_error(a: Tensor, b: Tensor, keep: Tensor | None = None) -> Tensor | 
     if keep is None:
         a, b = real_numbers(a)[None], real_numbers(b)[None]  # one row, also for a single number
     for piece in pieces(a, b, keep):
-        d = piece.a - piece.b
-        sums = torch.stack([_products(d, d).sum(), _products(piece.a, piece.a).sum()]).cpu()
+        norms = [torch.linalg.vector_norm(x) for x in (piece.a - piece.b, piece.a)]
+        sums = torch.stack(norms).cpu().double().square_()
         if not SAFE_ENOUGH < float(sums[1]) < SAFE[1] or not float(sums[0]) < SAFE[1]:
             again = row_sums(piece.a, piece.b)
             if again.lone is not None and bool(again.lone.any()):
                 return None
-            sums = torch.stack([again.dd.sum(), again.aa.sum()]).cpu()
+            sums = again.sums[[2, 0]].sum(1).cpu()
         total += sums
     return total
 
@@ -221,66 +224,68 @@ def squared_error(a: Tensor, b: Tensor, keep: Tensor | None = None) -> Tensor | 
 class _Sums:
     """The sums of one activation while its pieces are read."""
 
-    def __init__(self, inputs: int, device: torch.device, rtol: float, atol: float) -> None:
-        self.inputs, self.rtol, self.atol = inputs, rtol, atol
-        zeros = torch.zeros(inputs, dtype=torch.float64, device=device)
-        self.of_input = {name: zeros.clone() for name in ("aa", "bb", "ad", "dd")}
-        self.d, self.mismatched, self.largest, self.lone, self.alike = (zeros.new_zeros(()) for _ in range(5))
-        self.at, self.lone_at = (torch.zeros(2, dtype=torch.long, device=device) for _ in range(2))
-        self.counts = torch.zeros(BINS, dtype=torch.long, device=device)
-        self.count = 0
+    def __init__(self, activation: Tensor, rtol: float, atol: float) -> None:
+        self.inputs, self.rtol, self.atol = len(activation), rtol, atol
+        self.step = 1 if activation.numel() <= ALL else STEP
+        self.of_input = torch.zeros(5, self.inputs, dtype=torch.float64, device=activation.device)
+        self.mismatched, self.lone, self.alike = self.of_input.new_zeros(3).unbind()
+        self.at, self.lone_at = (torch.zeros(2, dtype=torch.long, device=activation.device) for _ in range(2))
+        self.largest, self.count = 0.0, 0
+        self.samples: list[Tensor] = []
 
     def add(self, piece: Piece) -> None:
-        sums = row_sums(piece.a, piece.b)
-        device = sums.aa.device
-        rows = piece.rows
-        rows = torch.arange(rows.start, rows.stop, device=device) if isinstance(rows, slice) else rows.to(device)
-        inputs = rows if piece.per_input == 1 else torch.div(rows, piece.per_input, rounding_mode="floor")
-        for name, totals in self.of_input.items():
-            totals.index_add_(0, inputs, getattr(sums, name))
-        self.d = self.d + sums.d.sum()
+        found, rows = row_sums(piece.a, piece.b), piece.rows
+        if isinstance(rows, slice):
+            self.of_input[:, rows] += found.sums
+        else:
+            rows = rows.to(self.at.device)
+            self.of_input.index_add_(1, rows // piece.per_input, found.sums)
         self.count += piece.a.numel()
 
         def place(row: Tensor, column: Tensor) -> Tensor:
-            token = (rows[row] % piece.per_input) * piece.width
-            return torch.stack([inputs[row], token + piece.column + column])
+            number = row + rows.start if isinstance(rows, slice) else rows[row]
+            token = (number % piece.per_input) * piece.width
+            return torch.stack([number // piece.per_input, token + piece.column + column])
 
-        row = sums.most.argmax()
-        most = sums.most[row].double()
-        larger = most > self.largest
-        if not larger.is_cpu or larger:
-            self.at = torch.where(larger, place(row, sums.size[row].argmax()), self.at)
-            self.largest = torch.where(larger, most, self.largest)
-        if sums.lone is not None:
-            lone = sums.lone.sum()
-            first = place(*torch.unravel_index(sums.lone.flatten().int().argmax(), sums.lone.shape))
+        if found.largest > self.largest:
+            row = found.most.argmax()
+            self.largest, self.at = found.largest, place(row, found.size[row].argmax())
+        if found.lone is not None:
+            lone = found.lone.sum()
+            first = place(*torch.unravel_index(found.lone.flatten().int().argmax(), found.lone.shape))
             self.lone_at = torch.where((self.lone == 0) & (lone > 0), first, self.lone_at)
-            self.lone, self.alike = self.lone + lone, self.alike + sums.alike
+            self.lone, self.alike = self.lone + lone, self.alike + found.alike
             self.mismatched = self.mismatched + lone
-        if not most.is_cpu or most > self.atol:
+        if found.largest > self.atol:
             allowed = piece.b.abs().mul_(self.rtol).add_(self.atol)
-            self.mismatched = self.mismatched + allowed.lt_(sums.size).sum(1).double().sum()
-        self.counts += torch.bincount(_bins(sums.size), minlength=BINS)
+            self.mismatched = self.mismatched + allowed.lt_(found.size).sum(1).double().sum()
+        self.samples.append(found.size.flatten()[len(self.samples) % self.step :: self.step].clone())
 
     def entries(self, start: int) -> Entries:
-        aa, bb, ad, dd = self.of_input.values()
+        aa, bb, _, ad, _ = self.of_input
         # Two inputs of zeros are as alike as can be; the root of each factor, since a product of squares may overflow.
         norms = aa.sqrt() * bb.sqrt()
         cosine = torch.where(norms > 0, (aa - ad) / norms, torch.where(aa == bb, 1.0, 0.0)).clamp(-1, 1)
-        group = dealt_groups(torch.arange(start, start + self.inputs), GROUPS).to(aa.device)
-        aa, bb, ad, dd = (each.new_zeros(GROUPS).index_add(0, group, each) for each in (aa, bb, ad, dd))
+        groups = _groups(start, self.inputs, aa.device)
+        aa, bb, dd, ad, d = aa.new_zeros(5, GROUPS).index_add_(1, groups, self.of_input)
         shift = torch.tensor([start, 0], device=aa.device)
+        counts = torch.bincount(_bins(torch.cat(self.samples or [aa.new_zeros(0)])), minlength=BINS) * self.step
         return Entries(
-            aa, bb, ad, dd, self.d, cosine.sum(), cosine.min() if self.inputs else aa.new_ones(()),
-            self.largest, self.at + shift, self.mismatched, self.counts, self.lone, self.lone_at + shift, self.alike,
-            self.count, self.inputs,
+            aa, bb, ad, dd, d.sum(), cosine.sum(), cosine.min() if self.inputs else aa.new_ones(()),
+            aa.new_tensor(self.largest), self.at + shift, self.mismatched, counts, self.lone, self.lone_at + shift,
+            self.alike, self.count, self.inputs,
         )  # fmt: skip
+
+
+@lru_cache(maxsize=8)  # the sites of a chunk share them
+def _groups(start: int, inputs: int, device: torch.device) -> Tensor:
+    return dealt_groups(torch.arange(start, start + inputs), GROUPS).to(device)
 
 
 def _bins(size: Tensor) -> Tensor:
     """The bin of each |a − b|: the exponent and the first digits of a float32, which stand side by side in its bits."""
     size = size if size.dtype == torch.float32 else size.clamp(max=torch.finfo(torch.float32).max).float()
-    return (size.view(torch.int32) >> 20).flatten()
+    return size.view(torch.int32) >> 20
 
 
 def jackknife(entries: Entries) -> tuple[float, float] | None:
