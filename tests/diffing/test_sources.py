@@ -255,7 +255,7 @@ def test_models_that_take_one_number_of_inputs() -> None:
         sosie.diff(program(A, 5), program(A, 3), X)
     with pytest.raises(RuntimeError, match="invalid for input of size") as caught:
         sosie.diff(A, of_ten, X)
-    assert any("inputs 0 to 7" in note for note in caught.value.__notes__)
+    assert any("inputs 0 to 1" in note for note in caught.value.__notes__)
 
 
 def test_a_trace_with_constants() -> None:
