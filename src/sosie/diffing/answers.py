@@ -273,8 +273,7 @@ def _by_prediction(x: Tensor, y: Tensor, right: Tensor | None) -> dict[str, Tens
         marked = (right != IGNORED).to(x.device)
         column = right.clamp_min(0).to(x.device)[:, None]
         ours, theirs = (
-            torch.where(marked, side.log_softmax(1).gather(1, column)[:, 0].double(), 0.0)
-            for side in (x, y)
+            torch.where(marked, side.log_softmax(1).gather(1, column)[:, 0].double(), 0.0) for side in (x, y)
         )
         numbers |= {"marked": marked.double(), "change": theirs.exp() - ours.exp(), "log_a": ours, "log_b": theirs}
     return numbers
