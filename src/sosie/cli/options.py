@@ -167,7 +167,7 @@ def tell(
     as_json: bool = False,
 ) -> None:
     """Write a result before printing it: a reader that stops early, such as `| head`, must not cost the files."""
-    from ..report import write_plots, write_report
+    from ..report import print_result, write_plots, write_report
 
     written = [result.save(out)] if out is not None else []
     written += [write_report(result, html)] if html is not None else []
@@ -175,28 +175,9 @@ def tell(
     if as_json:
         typer.echo(json.dumps(result.rows(), indent=2, ensure_ascii=False))
     else:
-        _show(result, full)
+        print_result(result, full=full)
     for path in written:
         typer.echo(f"wrote {path}", err=as_json)
-
-
-def _show(result: Any, full: bool) -> None:
-    """Print a result of any kind."""
-    from ..report import print_answer, print_comparison, print_costs, print_diff, print_dynamics, print_leaderboard
-    from ..results import Answer, Costs, Diff, Dynamics, Leaderboard
-
-    if isinstance(result, Costs):
-        print_costs(result)
-    elif isinstance(result, Leaderboard):
-        print_leaderboard(result)
-    elif isinstance(result, Answer):
-        print_answer(result)
-    elif isinstance(result, Diff):
-        print_diff(result, full=full)
-    elif isinstance(result, Dynamics):
-        print_dynamics(result, full=full)
-    else:
-        print_comparison(result, full=full)
 
 
 # Processes of torchrun: they work together, and one of them writes and prints

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_atomically
-from ..results import Answer, Comparison, Comparisons, Diff, Dynamics, Leaderboard
+from ..results import Answer, Comparison, Comparisons, Costs, Diff, Dynamics, Leaderboard
 from . import answers, benchmark, comparison, diff, dynamics
 from .answers import print_answer
 from .benchmark import print_costs, print_leaderboard
@@ -18,22 +18,30 @@ from .dynamics import print_dynamics
 from .plots import plot_curves, plot_heatmap, write_plots
 from .terminal import print_measures, print_numbers, print_sites, print_table
 
-_PAGES: dict[type, Callable[[Any], str]] = {
-    Comparison: comparison.render,
-    Comparisons: comparison.render,
-    Diff: diff.render,
-    Dynamics: dynamics.render,
-    Leaderboard: benchmark.render,
-    Answer: answers.render,
+# How a result is printed, and its page
+_KINDS: dict[type, tuple[Callable[..., None], Callable[[Any], str] | None]] = {
+    Comparison: (print_comparison, comparison.render),
+    Comparisons: (print_comparison, comparison.render),
+    Diff: (print_diff, diff.render),
+    Dynamics: (print_dynamics, dynamics.render),
+    Leaderboard: (print_leaderboard, benchmark.render),
+    Costs: (print_costs, None),
+    Answer: (print_answer, answers.render),
 }
+
+
+def print_result(result: Any, *, full: bool = False) -> None:
+    """Print a result of any kind; `full`: every row of a long table, for kinds whose tables are cut."""
+    show = next(show for kind, (show, _) in _KINDS.items() if isinstance(result, kind))
+    show(result, **({"full": full} if isinstance(result, Comparison | Comparisons | Diff | Dynamics) else {}))
 
 
 def write_report(
     result: Comparison | Comparisons | Diff | Dynamics | Leaderboard | Answer, path: str | os.PathLike[str]
 ) -> Path:
     """Write one self-contained HTML file for a comparison, all pairs of models, a diff, dynamics, or a zoo's answer."""
-    render = next((render for kind, render in _PAGES.items() if isinstance(result, kind)), None)
+    render = next((render for kind, (_, render) in _KINDS.items() if isinstance(result, kind)), None)
     if render is None:
-        known = ", ".join(kind.__name__ for kind in _PAGES)
+        known = ", ".join(kind.__name__ for kind, (_, render) in _KINDS.items() if render)
         raise TypeError(f"write_report shows a result ({known}), not a {type(result).__name__}")
     return write_atomically(path, render(result))
