@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from .tables import number
 if TYPE_CHECKING:
     import xarray
     from matplotlib.figure import Figure
+
+    from ..measures import Measure
 
 
 Closer = Literal["up", "down"]
@@ -94,24 +96,9 @@ class Caveat:
         return self.site_a in (None, site_a) and self.site_b in (None, site_b)
 
 
-class Facts(Protocol):
-    """The facts needed to read a value, as every measure declares them."""
-
-    @property
-    def closer(self) -> Closer: ...
-    @property
-    def bounds(self) -> tuple[float | None, float | None]: ...
-    @property
-    def same(self) -> float | None: ...
-    @property
-    def summary(self) -> str: ...
-    @property
-    def paper(self) -> str: ...
-
-
 @dataclass(frozen=True)
 class Number:
-    """The facts of a value that is not a measure's, such as an accuracy."""
+    """The facts of a value that is not a measure's, such as an accuracy, as a measure declares them."""
 
     closer: Closer
     bounds: tuple[float | None, float | None]
@@ -160,7 +147,7 @@ class Estimate:
     @classmethod
     def of(
         cls,
-        facts: Facts,
+        facts: Measure | Number,
         value: Array,
         *,
         n: int,
