@@ -169,10 +169,8 @@ def of_order(
         )
     elif (gap := largest_gap(statistic, samples, side_a, side_b)) is not None:
         yield Caveat(
-            f"the rows come in an order: debiased_cka of {gap.site_a} and {gap.site_b} is {gap.from_blocks:.2f} from "
-            f"blocks of {statistic.block} rows, but {gap.from_sample:.2f} ± {gap.error:.2f} from {gap.rows} rows of "
-            "the whole data (near-duplicates, or rows of a class, lie together or apart); shuffle the data, or take "
-            "exact=True"
+            f"the rows come in an order: {gap} (near-duplicates, or rows of a class, lie together or apart); shuffle "
+            "the data, or take exact=True"
         )
 
 

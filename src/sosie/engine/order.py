@@ -109,23 +109,12 @@ def _projections(width: int, seed: int) -> list[Fold]:
 # What the samples say about the blocks
 
 
-@dataclass(frozen=True)
-class OrderGap:
-    """Debiased CKA of two sites, from blocks of rows and from a sample over all rows."""
-
-    site_a: str
-    site_b: str
-    from_blocks: float
-    from_sample: float
-    error: float  # the standard error of the latter
-    rows: int
-    excess: float  # the difference over what chance may give
-
-
 def largest_gap(
     statistic: Grams, samples: tuple[Sample | None, Sample | None], side_a: Side, side_b: Side
-) -> OrderGap | None:
-    """The pair of sites where blocks and sample differ most beyond chance; None: nowhere, or there are too few rows.
+) -> str | None:
+    """Words on the pair of sites where debiased CKA from blocks and from the sample over all rows differ most.
+
+    None if they differ nowhere by more than chance, or if there are too few rows.
 
     With 8 blocks or more. The difference has three sources if rows are shuffled: single rows that the sample lacks
     (the larger error of both, since either may have missed rare rows), pairs of rows that blocks lack (as in
@@ -153,11 +142,13 @@ def largest_gap(
         reach = student(own.freedom + of_blocks.freedom, 1 - FALSE_ALARMS / len(pairs)) * error
         allowed = max(float(reach), LEAST * abs(found))
         value = float(values[here[1:]])
-        names = side_a.sites[sites_a[i]], side_b.sites[sites_b[j]]
-        gaps.append(
-            OrderGap(*names, value, found, float(np.sqrt(own.size**2 + folded)), m, abs(value - found) / allowed)
+        text = (
+            f"debiased_cka of {side_a.sites[sites_a[i]]} and {side_b.sites[sites_b[j]]} is {value:.2f} from blocks of "
+            f"{statistic.block} rows, but {found:.2f} ± {float(np.sqrt(own.size**2 + folded)):.2f} from {m} rows of "
+            "the whole data"
         )
-    return max((gap for gap in gaps if gap.excess > 1), key=lambda gap: gap.excess, default=None)
+        gaps.append((abs(value - found) / allowed, text))
+    return max((gap for gap in gaps if gap[0] > 1), key=lambda gap: gap[0], default=(1.0, None))[1]
 
 
 @dataclass(frozen=True)
