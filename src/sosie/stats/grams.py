@@ -495,6 +495,11 @@ class ShuffledSums:
 
     @classmethod
     def of(cls, a: GramSide, b: GramSide, *, draws: int, seed: int, first_block: int) -> ShuffledSums:
+        """The rows of the side with fewer sites are shuffled."""
+        if len(a.length) > len(b.length):
+            swapped = cls.of(b, a, draws=draws, seed=seed, first_block=first_block)
+            sums = {field.name: getattr(swapped, field.name) for field in fields(cls)}
+            return cls(**{name: each.transpose(1, 2) for name, each in sums.items() if each is not None})
         orders, block = [], first_block  # (blocks, draws, b) for each stack: new orders of the rows
         for count, size in a.sizes:
             of_blocks = [orders_within_blocks(seed, block + k, draws, size) for k in range(count)]
@@ -516,10 +521,8 @@ class ShuffledSums:
 def _squares(xs: list[Tensor], ys: list[Tensor], orders: list[Tensor]) -> Tensor:
     """(D, A, B): Σ K ∘ L over blocks, from stacks (blocks, sites, b·b) of symmetric matrices without a diagonal.
 
-    The side with fewer sites is shuffled, in the upper triangle only.
+    In the upper triangle only.
     """
-    if xs[0].shape[1] > ys[0].shape[1]:
-        return _squares(ys, xs, orders).transpose(1, 2)
     total = xs[0].new_zeros(orders[0].shape[1], xs[0].shape[1], ys[0].shape[1])
     size_x, size_y = _sizes(xs), _sizes(ys)
     for x, y, order in zip(xs, ys, orders, strict=True):
@@ -545,8 +548,6 @@ def _sizes(stacks: list[Tensor]) -> Tensor:
 
 def _vectors(xs: list[Tensor], ys: list[Tensor], orders: list[Tensor]) -> Tensor:
     """(D, A, B): the same for diagonals, stacks (blocks, sites, b)."""
-    if xs[0].shape[1] > ys[0].shape[1]:  # as in `_squares`
-        return _vectors(ys, xs, orders).transpose(1, 2)
     total = xs[0].new_zeros(orders[0].shape[1], xs[0].shape[1], ys[0].shape[1])
     for x, y, order in zip(xs, ys, orders, strict=True):
         for block in range(len(order)):

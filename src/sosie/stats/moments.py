@@ -28,16 +28,6 @@ if TYPE_CHECKING:
 TOO_FAR = 10.0  # standard deviations between the provisional centre and the mean before recentring
 
 
-@dataclass(frozen=True)
-class MomentPart:
-    """The rows of one site and chunk about a provisional centre, and the sums of this site alone."""
-
-    centre: Tensor  # (p,) float64
-    rows: Tensor  # (n, p) less the centre, in the precision of the products
-    norms: Tensor  # (n,) squared lengths of those rows, float64
-    square: Tensor  # (p, p) Σ x xᵀ
-
-
 class MomentMaker:
     """Makes the parts of one model; keeps a provisional centre for each site, and moves it when it is far off."""
 
@@ -45,7 +35,8 @@ class MomentMaker:
         self.products = products
         self._centres: dict[str, Tensor] = {}
 
-    def part(self, site: str, rows: Tensor, start: int = 0) -> MomentPart:
+    def part(self, site: str, rows: Tensor, start: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """A centre (p,), the rows (n, p) about it, their squared lengths (n,), and Σ x xᵀ (p, p)."""
         rows = rows.double() if self.products == torch.float64 or rows.dtype == torch.float64 else rows.float()
         mean = rows.mean(0, dtype=torch.float64)
         centre = self._centres.get(site)
@@ -54,21 +45,21 @@ class MomentMaker:
         if centre is None or self._far(rows, mean, centre):
             centre = self._centres[site] = mean.to(rows.dtype).double()  # so that the subtraction is exact
         rows = rows - centre.to(rows.dtype)
-        return MomentPart(centre, rows, rows.double().square().sum(1), self_product(rows).double())
+        return centre, rows, rows.double().square().sum(1), self_product(rows).double()
 
-    def side(self, parts: Sequence[MomentPart], start: int = 0) -> MomentSide:
-        paired_rows(*(len(part.rows) for part in parts))
+    def side(self, parts: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], start: int = 0) -> MomentSide:
+        centres, rows, norms, squares = zip(*parts, strict=True)
+        paired_rows(*map(len, rows))
         sums = SideSums(
-            widths=tuple(part.rows.shape[1] for part in parts),
-            centre=torch.cat([part.centre for part in parts]),
-            total=torch.cat([part.rows.sum(0, dtype=torch.float64) for part in parts]),
-            length=torch.stack([part.norms.sum() for part in parts]),
-            cube=torch.cat([part.norms @ part.rows.double() for part in parts]),
-            fourth=torch.stack([part.norms.square().sum() for part in parts]),
-            squares=tuple(part.square for part in parts),
+            widths=tuple(x.shape[1] for x in rows),
+            centre=torch.cat(centres),
+            total=torch.cat([x.sum(0, dtype=torch.float64) for x in rows]),
+            length=torch.stack([lengths.sum() for lengths in norms]),
+            cube=torch.cat([lengths @ x.double() for x, lengths in zip(rows, norms, strict=True)]),
+            fourth=torch.stack([lengths.square().sum() for lengths in norms]),
+            squares=squares,
         )
-        rows, norms = torch.cat([p.rows for p in parts], dim=1), torch.stack([p.norms for p in parts], dim=1)
-        return MomentSide(rows, norms, sums)
+        return MomentSide(torch.cat(rows, dim=1), torch.stack(norms, dim=1), sums)
 
     def learnt(self) -> dict[str, Tensor]:
         """The centres, for another process to start from, so that sums are added without moving them."""
