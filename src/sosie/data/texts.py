@@ -24,7 +24,7 @@ _LABEL_COLUMNS = ("label", "labels")
 class Table:
     """Batches of one column of a table, (inputs, labels) if it has labels, in the same order on every pass.
 
-    `rows` gives a dict of columns for a slice: a `datasets.Dataset`, or a class of our own.
+    `rows` is a list of texts, or gives a dict of columns for a slice, as a `datasets.Dataset` does.
     """
 
     rows: Any
@@ -52,24 +52,13 @@ class Table:
     def read(self, start: int, stop: int) -> Any:
         """Return the inputs from `start` to `stop`."""
         columns = self.rows[start:stop]
-        inputs: Any = list(columns[self.column])
+        inputs: Any = columns if isinstance(columns, list) else list(columns[self.column])
         if not isinstance(inputs[0], str):
             inputs = _images(inputs, f"{self.name}, rows {start} to {stop - 1}")
         return inputs if self.labels is None else (inputs, torch.tensor(columns[self.labels]))
 
     def batches(self, size: int) -> Self:
         return replace(self, size=whole_number(size, "the batch size", least=1))
-
-
-@dataclass(frozen=True)
-class _Lines:
-    lines: list[str]
-
-    def __len__(self) -> int:
-        return len(self.lines)
-
-    def __getitem__(self, part: slice) -> dict[str, list[str]]:
-        return {"text": self.lines[part]}
 
 
 def read_texts(file: str, variable: str, max_rows: int | None) -> Table:
@@ -81,7 +70,7 @@ def read_texts(file: str, variable: str, max_rows: int | None) -> Table:
         raise ValueError(f"{path} is not text in UTF-8 ({error.reason} at byte {error.start})") from error
     if not lines:
         raise ValueError(f"{path} has no text")
-    return Table(_Lines(lines), path.name, "text", first=max_rows)
+    return Table(lines, path.name, "text", first=max_rows)
 
 
 def open_dataset(text: str, split: str, max_rows: int | None) -> Table:

@@ -615,8 +615,9 @@ def _estimate(measure: Measure, sums: OutputSums, notes: Sequence[str]) -> Estim
     by_chance = None
     if not np.isnan(value).any() and (chance := chance_of(measure.base, sums)) is not None:
         known_spread = sums.inputs == sums.n  # the tokens of an input are no independent draws
-        spread, p = (np.array([[x]]) if known_spread and x is not None else None for x in (chance.spread, chance.p))
-        by_chance = Chance(np.array([[chance.mean]]), spread, p)
+        mean, *beside = chance
+        spread, p = (np.array([[x]]) if known_spread and x is not None else None for x in beside)
+        by_chance = Chance(np.array([[mean]]), spread, p)
     return Estimate.of(
         measure,
         value,

@@ -30,7 +30,6 @@ from .matching import (
 )
 from .neighbours import cknna, cycle_knn, jaccard, lcs_knn, mutual_knn, rank_similarity, second_order_cosine
 from .outputs import (
-    OutputChance,
     accuracy_difference,
     agreement,
     bad_churn,

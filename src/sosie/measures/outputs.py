@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -146,13 +145,8 @@ def output_correlation(o: Continuous) -> Tensor:
 # For measures with labels, the inputs that a model gets right are shuffled; its accuracy is kept.
 
 
-@dataclass(frozen=True)
-class OutputChance:
-    """Mean and standard deviation over all shuffles, and the share that is as close as the value, if known."""
-
-    mean: float
-    spread: float | None
-    p: float | None = None
+# Mean and standard deviation over all shuffles, and the share that is as close as the value, if known
+OutputChance = tuple[float, float | None, float | None]
 
 
 def chance_of(measure: str, sums: OutputSums) -> OutputChance | None:
@@ -168,12 +162,12 @@ def _agreement(sums: OutputSums) -> OutputChance:
     alike = sum(a * b for a, b in pairs)
     # Hoeffding 1951: the variance of Σ c(i, π(i)) is Σ of the doubly centred c, squared, over n − 1.
     scaled = n * n * alike - n * sum(a * b * (a + b) for a, b in pairs) + alike * alike
-    return OutputChance(alike / n**2, (scaled / (n - 1)) ** 0.5 / n**2)
+    return alike / n**2, (scaled / (n - 1)) ** 0.5 / n**2, None
 
 
 def _disagreement(sums: OutputSums) -> OutputChance:
-    chance = _agreement(sums)
-    return OutputChance(1 - chance.mean, chance.spread)
+    mean, spread, p = _agreement(sums)
+    return 1 - mean, spread, p
 
 
 def _errors(sums: OutputSums) -> tuple[int, int, float, float]:
@@ -191,17 +185,17 @@ def _errors(sums: OutputSums) -> tuple[int, int, float, float]:
 def _error_overlap(sums: OutputSums) -> OutputChance | None:
     n, (a, b, spread, p) = sums.n, _errors(sums)
     unexpected = n * n - a * b - (n - a) * (n - b)
-    return OutputChance(0.0, 2 * n * spread / unexpected, p) if unexpected else None
+    return (0.0, 2 * n * spread / unexpected, p) if unexpected else None
 
 
 def _bad_churn(sums: OutputSums) -> OutputChance:
     n, (a, b, spread, p) = sums.n, _errors(sums)
-    return OutputChance(a * (n - b) / n**2, spread / n, p)
+    return a * (n - b) / n**2, spread / n, p
 
 
 def _output_correlation(sums: OutputSums) -> OutputChance:
     # The spread for several outputs depends on their correlations, which are not in the sums.
-    return OutputChance(0.0, (sums.n - 1) ** -0.5 if sums.widths[0] == 1 else None)
+    return 0.0, (sums.n - 1) ** -0.5 if sums.widths[0] == 1 else None, None
 
 
 CHANCE: dict[str, Callable[[OutputSums], OutputChance | None]] = {

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-
-class Run(Protocol):
-    """One forward: it gives each value, and takes another in its place."""
-
-    def read(self, key: str) -> Tensor: ...
-    def replace(self, key: str, tensor: Tensor) -> None: ...
+if TYPE_CHECKING:
+    from .onnx_file import Forward
 
 
 class NotSaved:
@@ -30,7 +26,7 @@ class Value(nn.Module):
         super().__init__()
         self.key = key
 
-    def forward(self, run: Run) -> Tensor:
+    def forward(self, run: Forward) -> Tensor:
         visit(self, run)
         return run.read(self.key)
 
@@ -68,7 +64,7 @@ def is_watched(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def visit(module: nn.Module, run: Run) -> None:
+def visit(module: nn.Module, run: Forward) -> None:
     """Call the values inside that somebody watches, in their order."""
     for child in module.children():
         if not (isinstance(child, Value) and is_watched(child)):
