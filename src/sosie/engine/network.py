@@ -664,7 +664,7 @@ def is_named(thing: Any) -> bool:
 
 def _is_source(thing: Any) -> bool:
     kinds = (nn.Module, NamedModel, ActivationFile, Mapping, str, os.PathLike)
-    return isinstance(thing, kinds) or package_of(thing) is not None
+    return isinstance(thing, kinds) or is_sketch(thing)
 
 
 def for_each(names: str, count: int, a: Any, b: Any, both: Any = None) -> list[Any]:
@@ -675,13 +675,16 @@ def for_each(names: str, count: int, a: Any, b: Any, both: Any = None) -> list[A
     return [a, b] if count == 2 else [a] * count
 
 
+def is_sketch(thing: Any) -> bool:
+    """Whether this is a sketch, or a file that holds one."""
+    if isinstance(thing, (str, os.PathLike)):
+        return Path(thing).suffix == ".safetensors" and is_statistics_file(thing, kind="sketch")
+    return getattr(type(thing), "kind", None) == "sketch"
+
+
 def package_of(thing: Any) -> Any:
     """The package that compares a sketch, or a file of one; None for models, activations and statistics."""
-    if isinstance(thing, (str, os.PathLike)):
-        sketched = Path(thing).suffix == ".safetensors" and is_statistics_file(thing, kind="sketch")
-    else:
-        sketched = getattr(type(thing), "kind", None) == "sketch"
-    return import_module("sosie.sketching") if sketched else None  # by name: the engine imports no room
+    return import_module("sosie.sketching") if is_sketch(thing) else None  # by name: the engine imports no room
 
 
 def is_statistics(thing: Any) -> bool:
@@ -696,7 +699,7 @@ def is_array_file(text: str | os.PathLike[str]) -> bool:
 
 def open_source(text: str | os.PathLike[str], *, seed: int = 0) -> NamedModel | ActivationFile | str:
     """The model or saved activations that a text names; a file of statistics or a sketch is returned as a text."""
-    if is_statistics(text) or package_of(text) is not None:
+    if is_statistics(text) or is_sketch(text):
         return str(text)
     return open_activations(text) if is_array_file(text) else open_model(str(text), seed=seed)
 

@@ -80,7 +80,6 @@ class Answer(Rows, Result):
         return f"<p>{escape(self.sentence())}</p>{html_table(*self.table(), of=len(self.found))}{notes}"
 
 
-@dataclass(frozen=True, repr=False)
 class Neighbours(Answer):
     """The models or layers nearest to a query, nearest first.
 
@@ -134,7 +133,6 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 # Answers about all models: a map, clusters, duplicates, relatives, recommendations
 
 
-@dataclass(frozen=True, repr=False)
 class Map(Answer):
     """A point in the plane for each model; distances approximate √(2 − 2 similarity)."""
 
@@ -153,7 +151,6 @@ class Map(Answer):
         return text + (f", laid out around {self.asked['landmarks']:,} of them." if self.asked["landmarks"] else ".")
 
 
-@dataclass(frozen=True, repr=False)
 class Clusters(Answer):
     """The group of each model, numbered by the first member; `centre` marks the member most like its group."""
 
@@ -177,7 +174,6 @@ class Clusters(Answer):
         return f"{counted(len(self.found), 'model')} in {counted(count, 'cluster')} by {self.asked['kind']}{how}."
 
 
-@dataclass(frozen=True, repr=False)
 class Duplicates(Answer):
     """Models that are also in the zoo under an earlier name, each with the first such model."""
 
@@ -193,7 +189,6 @@ class Duplicates(Answer):
         return f"{count:,} of {counted(self.models, 'model')} {'is a duplicate' if count == 1 else 'are duplicates'}."
 
 
-@dataclass(frozen=True, repr=False)
 class Family(Answer):
     """Possible ancestors and descendants of a model: the models most alike at layers of the same name."""
 
@@ -211,7 +206,6 @@ class Family(Answer):
         return f"{best['name']} is most like {query} layer by layer ({best['score']:.4f}).{recorded}"
 
 
-@dataclass(frozen=True, repr=False)
 class Recommendation(Answer):
     """Models for a data set, best first; then those that could not be tried, with the reason."""
 

@@ -263,9 +263,8 @@ def _check_varied(centred: float, raw: float, rows: Tensor, label: str) -> None:
 # sum of the others, and would be predicted exactly without a penalty: the means must be computed without it, which is
 # what a constant among the columns does.
 
-Ridge: TypeAlias = tuple[
-    Tensor, dict[float, float]
-]  # weights for the best penalty, and the error of each penalty tried
+# Weights for the best penalty, and the error of each penalty tried
+Ridge: TypeAlias = tuple[Tensor, dict[float, float]]
 
 
 def ridge_of_rows(rows: Tensor, targets: Tensor, alpha: float | None, *, balanced: bool) -> Ridge:

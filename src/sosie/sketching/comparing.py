@@ -21,7 +21,7 @@ from ..engine.uncertainty import FEWEST_GROUPS, around, by_jackknife, judged
 from ..measures import Measure, as_array, snap_to_bounds
 from ..process_state import products
 from ..results import Caveat, Chance, Comparison, Comparisons, Estimate, Interval, Side, rules_in_words
-from ..stats import Alignment, DebiasedAlignment, check_seed, is_statistics
+from ..stats import Alignment, DebiasedAlignment, check_seed
 from .kernels import SketchPair
 from .sketches import NotShared, Sketch
 
@@ -32,13 +32,6 @@ DRAWS = 5  # for the chance level of sketches without common rows; draws hardly 
 SLACK = 30  # sums over buckets round more than sums over rows
 PRODUCT_ROUNDING = 1e-12  # a product of kernels is centred as a matrix, not by rows, so that rounding is not squared
 _OF_BUCKETS = ("bures_distance",)  # reads rows, but only for their covariance, which buckets have too
-
-
-def is_sketch(thing: Any) -> bool:
-    """Return whether this is a sketch, or a file that holds one."""
-    if isinstance(thing, (str, os.PathLike)):
-        return Path(thing).suffix == ".safetensors" and is_statistics(thing, kind="sketch")
-    return isinstance(thing, Sketch)
 
 
 def open_sketch(thing: Any) -> Sketch:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from ..engine.caveats import of_left_out
-from ..engine.network import names_of
+from ..engine.network import is_sketch, names_of
 from ..linalg import product
 from ..process_state import products
 from ..results import MEAN_EMBEDDING, TRANSFER, Caveat, Comparison, Comparisons, Estimate, Number, Side
-from .comparing import is_sketch, named, open_sketch
+from .comparing import named, open_sketch
 from .kernels import mean_squared
 from .sketches import NotShared, Pairs, SiteSketch, Sketch, sketch
 

@@ -52,12 +52,10 @@ class Alignment:
     xy: Tensor
 
 
-@dataclass(frozen=True)
 class DebiasedAlignment(Alignment):
     """Inner products of U-centred Gram matrices: 0 on average for independent rows."""
 
 
-@dataclass(frozen=True)
 class UncentredAlignment(Alignment):
     """Inner products of uncentred Gram matrices."""
 

@@ -29,7 +29,6 @@ class LinearMaps(Weights):
     xy: Tensor
 
 
-@dataclass(frozen=True)
 class UncentredLinearMaps(LinearMaps):
     """Inner products of the uncentred Gram matrices of two maps."""
 

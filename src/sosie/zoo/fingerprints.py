@@ -137,10 +137,9 @@ class Fingerprint:
     labels: dict[str, tuple[str, ...]]  # the sites of each kind, in execution order
     exact: Floats | None  # (sites of "cka", n (n − 1) / 2)
     absent: dict[str, str]  # requested kinds that the model lacks, with the reason
-    about: dict[
-        str, Any
-    ]  # architecture, parameters, model (digest of the weights), modules (digest of what it prints),
-    # sites (as asked for), sosie (version), left_out, notes
+    # Architecture, parameters, model (digest of the weights), modules (digest of what it prints), sites (as asked for),
+    # sosie (version), left_out, notes.
+    about: dict[str, Any]
 
     @property
     def sites(self) -> list[str]:
