@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -218,14 +218,9 @@ def _chosen(network: Network, parameters: str | Sequence[str], leave_out: str | 
 # Squares of the gradients of each input, summed over inputs
 
 
-class _Call(NamedTuple):
-    """One call of a layer, and the gradient at its output."""
-
-    layer: nn.Module
-    key: str  # the layer's name for the parameter
-    x: Tensor
-    version: int  # of x when the layer read it
-    gradient: Tensor
+# One call of a layer: its name for the parameter, its input, the version of that when the layer read it, and the
+# gradient at its output
+_Call = tuple[nn.Module, str, Tensor, int, Tensor]
 
 
 class SquaredGradients:
@@ -313,7 +308,7 @@ class SquaredGradients:
 
             def arrive(gradient: Tensor) -> None:
                 for key, name in names.items():
-                    arrived.setdefault(name, []).append(_Call(layer, key, x, version, gradient))
+                    arrived.setdefault(name, []).append((layer, key, x, version, gradient))
                     if len(arrived[name]) == uses[name]:  # gradients are summed before they are squared
                         take(name, arrived.pop(name))
 
@@ -401,7 +396,7 @@ def _sum_of_squares(calls: Sequence[_Call], parameter: Tensor, count: int) -> Te
         if layer.padding_idx is not None:
             total[layer.padding_idx] = 0  # its row is not trained
         return total
-    workspace = max(call.x.numel() // count for call in calls)
+    workspace = max(x.numel() // count for _, _, x, *_ in calls)
     if isinstance(layer, _ConvNd):
         workspace = layer.in_channels * math.prod(layer.kernel_size) * g.numel() // (layer.out_channels * count)
     memory = MEMORY.get(parameter.device.type, _MEMORY_OF_OTHERS)
