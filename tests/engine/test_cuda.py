@@ -11,7 +11,7 @@ from nets import cnn, inputs, mlp
 from torch import Tensor, nn
 
 import sosie
-from sosie.engine.provenance import Digest, digest_of
+from sosie.engine.provenance import begin_digest, digest_of
 from sosie.linalg import gram_cuda
 from sosie.zoo import Probe, fingerprint
 from sosie.zoo import fingerprints as making
@@ -158,10 +158,10 @@ def test_a_digest_is_begun_without_waiting_for_the_device() -> None:
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        begun = Digest(weights)
+        finish = begin_digest(weights)
     finally:
         torch.cuda.set_sync_debug_mode(before)
-    assert begun.read() == wanted
+    assert finish() == wanted
 
 
 @pytest.mark.parametrize("triton", [True, False])

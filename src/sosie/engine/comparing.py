@@ -42,7 +42,7 @@ from .network import (
 from .order import ROWS, OrderTest
 from .partial import MadeUpRows, Partial, ResumeFile, finish_files
 from .plan import MEMORY, Plan, Request, StatisticKind, draws_of, find_measures, make_plan, parse_size
-from .provenance import AsyncCopy, add_digests, digest_of, provenance
+from .provenance import add_digests, digest_of, provenance, sent_to_cpu
 from .stream import Stream, check_positions, chunk_on_cpu, rows_per_input, saved_chunk
 
 DEFAULT = "debiased_cka"
@@ -238,18 +238,18 @@ class Inspector:
     """
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[str, Sequence[str], AsyncCopy, Sequence[float]]] = []
+        self._waiting: list[tuple[str, Sequence[str], Callable[[], Tensor], Sequence[float]]] = []
         self.offsets: dict[tuple[str, str], float] = {}
 
     def take(self, source: str, sites: Sequence[str], numbers: Tensor, most: Sequence[float] = ()) -> None:
         """`numbers` (2, sites): Σ x², and the offset of the mean; `most`: limits of Σ x² if rows were not checked."""
-        self._waiting.append((source, sites, AsyncCopy(numbers), most))
+        self._waiting.append((source, sites, sent_to_cpu(numbers), most))
         self.finish(keep=2 if numbers.is_cuda else 0)
 
     def finish(self, keep: int = 0) -> None:
         while len(self._waiting) > keep:
-            source, sites, numbers, most = self._waiting.pop(0)
-            sums, offsets = numbers.read().tolist()
+            source, sites, arrived, most = self._waiting.pop(0)
+            sums, offsets = arrived().tolist()
             bad = [site for site, total in zip(sites, sums, strict=True) if not math.isfinite(total)]
             if bad:
                 raise ValueError(

@@ -43,7 +43,7 @@ from ..process_state import kept_random_state, without_autocast
 from ..results import Side
 from ..stats import is_statistics as is_statistics_file
 from .mixing import TRIED, MixingTest, by_input, tried_of
-from .provenance import Digest, describe_model, digest_of
+from .provenance import begin_digest, describe_model, digest_of
 
 T = TypeVar("T")
 Sink = Callable[[str, Tensor], Any]
@@ -120,11 +120,11 @@ class Network:
 
     def digest(self) -> str:
         """The digest of the weights and of how inputs are prepared."""
-        return self.begun_digest().read()
+        return self.begin_digest()()
 
-    def begun_digest(self) -> Digest:
-        """The digest, to be read later: until then a GPU is not waited for."""
-        return Digest({**self.model.state_dict(), "prepare": _stable_name(self.prepare)})
+    def begin_digest(self) -> Callable[[], str]:
+        """Begin the digest; the function that is returned waits for a GPU."""
+        return begin_digest({**self.model.state_dict(), "prepare": _stable_name(self.prepare)})
 
     @property
     def home(self) -> torch.device:

@@ -6,7 +6,7 @@ import datetime
 import hashlib
 import platform
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
 from typing import Any
@@ -56,21 +56,22 @@ def _describe(data: Any) -> str:
 # Copies to the CPU that are queued on a GPU, and waited for when they are read
 
 
-class AsyncCopy:
-    """A copy to the CPU that does not wait for the GPU."""
+def sent_to_cpu(tensor: Tensor) -> Callable[[], Tensor]:
+    """Begin a copy to the CPU without waiting for the GPU; the function that is returned waits, and gives the copy.
 
-    def __init__(self, tensor: Tensor) -> None:
-        self._copy = tensor.to("cpu", non_blocking=tensor.is_cuda)
-        self._made: torch.cuda.Event | None = None
-        if tensor.is_cuda:
-            self._made = torch.cuda.Event()
-            self._made.record(torch.cuda.current_stream(tensor.device))
+    It is in pinned memory, which is scarce: copy it to keep it.
+    """
+    copy = tensor.to("cpu", non_blocking=tensor.is_cuda)
+    if not tensor.is_cuda:
+        return lambda: copy
+    made = torch.cuda.Event()
+    made.record(torch.cuda.current_stream(tensor.device))
 
-    def read(self) -> Tensor:
-        """The tensor, in pinned memory, which is scarce: copy it to keep it."""
-        if self._made is not None:
-            self._made.synchronize()
-        return self._copy
+    def arrived() -> Tensor:
+        made.synchronize()
+        return copy
+
+    return arrived
 
 
 # Short digests, to detect whether saved statistics belong to these models and these data
@@ -98,7 +99,7 @@ _PARTS_OF_WORDS = {1: torch.uint8, 2: torch.int16, WORD: torch.int32}
 
 def digest_of(value: Any) -> str:
     """A short digest of tensors in any structure; anything else is digested as text."""
-    return Digest(value).read()
+    return begin_digest(value)()
 
 
 def digest_of_model(model: nn.Module) -> str:
@@ -160,26 +161,24 @@ def _unpadded(batch: Mapping[str, Any], mask: str) -> dict[str, Any]:
     }
 
 
-class Digest:
-    """A digest under way: work on a GPU is queued, and waited for when it is read."""
+def begin_digest(value: Any) -> Callable[[], str]:
+    """Begin `digest_of`: work on a GPU is queued, and the function that is returned waits for it."""
+    text: list[str] = []
+    streams: dict[int, list[Tensor]] = {width: [] for width in _PARTS_OF_WORDS}
+    for kind, part in _parts(value):
+        if isinstance(part, Tensor):
+            flat = _flat(part)
+            streams[flat.element_size()].append(flat)
+            part = f"{part.dtype}{tuple(part.shape)}"
+        text.append(f"{kind} {len(part)}:{part}")
+    runs = [list(_runs([flat for flat in stream if flat.numel()])) for stream in streams.values()]
+    every = [[(first, sums.shape[1], sums.device) for first, sums in some] for some in runs]
+    sent = _sent([sums for some in runs for _, sums in some])
 
-    def __init__(self, value: Any) -> None:
-        self._text: list[str] = []
-        streams: dict[int, list[Tensor]] = {width: [] for width in _PARTS_OF_WORDS}
-        for kind, part in _parts(value):
-            if isinstance(part, Tensor):
-                flat = _flat(part)
-                streams[flat.element_size()].append(flat)
-                part = f"{part.dtype}{tuple(part.shape)}"
-            self._text.append(f"{kind} {len(part)}:{part}")
-        runs = [list(_runs([flat for flat in stream if flat.numel()])) for stream in streams.values()]
-        self._places = [[(first, sums.shape[1], sums.device) for first, sums in some] for some in runs]
-        self._sums = _sent([sums for some in runs for _, sums in some])
-
-    def read(self) -> str:
-        here = {device: sums.read() for device, sums in self._sums.items()}
-        digest = hashlib.sha256("".join(self._text).encode())
-        for places in self._places:
+    def finish() -> str:
+        here = {device: arrived() for device, arrived in sent.items()}
+        digest = hashlib.sha256("".join(text).encode())
+        for places in every:
             pieces = max((first + count for first, count, _ in places), default=0)
             total = torch.zeros(2, pieces, dtype=torch.int64, device="cpu")  # whatever the default device is
             for first, count, device in places:
@@ -187,6 +186,8 @@ class Digest:
                 here[device] = here[device][:, count:]
             digest.update(total.numpy().tobytes())
         return digest.hexdigest()[:16]
+
+    return finish
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
@@ -263,9 +264,9 @@ def _factors(device: torch.device) -> Tensor:
         return torch.from_numpy(drawn).to(device)
 
 
-def _sent(sums: Sequence[Tensor]) -> dict[torch.device, AsyncCopy]:
+def _sent(sums: Sequence[Tensor]) -> dict[torch.device, Callable[[], Tensor]]:
     """Copies of sums (2, k) to the CPU, one for each device."""
     by_device: dict[torch.device, list[Tensor]] = {}
     for part in sums:
         by_device.setdefault(part.device, []).append(part)
-    return {device: AsyncCopy(torch.cat(parts, dim=1)) for device, parts in by_device.items()}
+    return {device: sent_to_cpu(torch.cat(parts, dim=1)) for device, parts in by_device.items()}

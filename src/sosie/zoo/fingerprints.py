@@ -26,7 +26,7 @@ from ..capture.batches import is_text
 from ..checks import listed, one_of, whole_number
 from ..data import open_data
 from ..engine.network import Network
-from ..engine.provenance import AsyncCopy, Digest, digest_of, digest_of_model
+from ..engine.provenance import digest_of, digest_of_model, sent_to_cpu
 from ..files import DamagedFile, check_schema, read_nested, read_tensors, reading, write_nested, write_tensors
 from ..linalg import centred_diagonal, double_centred, gram_cuda, gram_stack, live_gram, u_centred, widened, with_room
 from ..models import NamedModel, atom_layers, open_model, weights_of, with_name
@@ -285,7 +285,7 @@ def fingerprint(
     about = {
         "architecture": _architecture(model, module),
         "parameters": sum(parameter.numel() for parameter in module.parameters()),
-        "model": (digest or source.begun_digest()).read(),
+        "model": (digest or source.begin_digest())(),
         "modules": digest_of_model(module),
         "sites": repr(sites),
         "sosie": __version__,
@@ -379,7 +379,7 @@ NOTHING = "has the same distance between any two probes: nothing is left to comp
 
 def cka_vectors(
     source: Network, probe: Probe, size: int, seed: int, asked: Any, notes: list[str]
-) -> tuple[tuple[str, ...], Tensor, Tensor, dict[str, str], Digest]:
+) -> tuple[tuple[str, ...], Tensor, Tensor, dict[str, str], Callable[[], str]]:
     """Return the sites, their short and whole vectors on the CPU, why other sites have none, and the weights' digest.
 
     It takes one forward pass; the rows of each site become a Gram matrix as they appear, and no activation is kept. On
@@ -397,15 +397,15 @@ def cka_vectors(
     with source.opened():
         made = source.read(Chunk(probe.batch, 0, probe.n), sink)
         sites, left_out = tuple(source.per_input()), dict(source.left_out)
-        digest = source.begun_digest()
+        digest = source.begin_digest()
     step = max(1, TOGETHER // probe.n**2)
     parts = [_vectors(made[k : k + step]) for k in range(0, len(made), step)]
     vectors, lengths = (torch.cat(some) for some in zip(*parts, strict=True))
-    arriving = AsyncCopy(lengths)
+    arrived = sent_to_cpu(lengths)
     # Started before it is known which are usable; if there are many sites, only for those that are taken.
     ahead = _brought_over(vectors, size, seed) if len(sites) <= MOST_SITES else None
     kept = []
-    for k, (norm, whole, spread, first) in enumerate(arriving.read().tolist()):
+    for k, (norm, whole, spread, first) in enumerate(arrived().tolist()):
         if not norm < torch.inf:
             raise ValueError(f"{source.name}: activations at {sites[k]} are NaN, infinite or too large for a product")
         if not spread > (ROUNDING * made[k][2]) ** 2 * first:  # also where the activations are 0
@@ -428,10 +428,10 @@ def _brought_over(vectors: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor
 
     The memory for the whole ones is touched while the GPU is busy: the first touch takes longer than the copy.
     """
-    short = AsyncCopy(project(vectors, size, seed))
+    short = sent_to_cpu(project(vectors, size, seed))
     if vectors.device.type != "cpu":
         vectors = torch.zeros(vectors.shape, dtype=vectors.dtype, device="cpu").copy_(vectors)
-    return short.read().clone(), vectors
+    return short().clone(), vectors
 
 
 def _gram(rows: Tensor) -> tuple[Tensor, Tensor]:
