@@ -8,8 +8,6 @@ kept during the pass, and debiased CKA of these sites from the sample is compare
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -151,23 +149,20 @@ def largest_gap(
     return max((gap for gap in gaps if gap[0] > 1), key=lambda gap: gap[0], default=(1.0, None))[1]
 
 
-@dataclass(frozen=True)
-class _SampleGrams:
-    """U-centred Gram matrices (m, m) of one site, from two projections, or twice the same without any."""
-
-    first: Tensor
-    second: Tensor
-    share: float  # ‖K‖² over the squared trace: one over the number of directions
-    folded: bool
+SiteGrams = tuple[Tensor, Tensor, float]
 
 
-def _grams(sample: Sample) -> list[_SampleGrams]:
-    found = []
+def _grams(sample: Sample) -> list[SiteGrams]:
+    """U-centred Gram matrices (m, m) of each site, from two projections, or twice the same without any.
+
+    With projections also ‖K‖² over the squared trace, one over the number of directions; 0 without.
+    """
+    made = []
     for x, y in zip(sample.xs, sample.ys, strict=True):
         first, trace = _gram(x)
         second = _gram(y)[0] if y.shape[1] else first
-        found.append(_SampleGrams(first, second, float((first * second).sum() / trace**2), bool(y.shape[1])))
-    return found
+        made.append((first, second, float((first * second).sum() / trace**2) if y.shape[1] else 0.0))
+    return made
 
 
 def _gram(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,12 +172,11 @@ def _gram(rows: Tensor) -> tuple[Tensor, Tensor]:
     return u_centred(gram), gram.diagonal().sum()
 
 
-def _from_sample(a: _SampleGrams, b: _SampleGrams) -> tuple[float, Error, float]:
+def _from_sample(a: SiteGrams, b: SiteGrams) -> tuple[float, Error, float]:
     """Debiased CKA, its error from what each row does to it, and the variance that projections add."""
-    xy = (a.first * b.second).sum(1)
-    if a.folded or b.folded:
-        xy = (xy + (a.second * b.first).sum(1)) / 2
-    xx, yy = (a.first * a.second).sum(1), (b.first * b.second).sum(1)
+    (first_a, second_a, share_a), (first_b, second_b, share_b) = a, b
+    xy = ((first_a * second_b).sum(1) + (second_a * first_b).sum(1)) / 2
+    xx, yy = (first_a * second_a).sum(1), (first_b * second_b).sum(1)
     total_xx, total_yy, total_xy = (float(part.sum()) for part in (xx, yy, xy))
     if not (total_xx > 0 and total_yy > 0):
         return np.nan, Error(*(np.array(np.nan) for _ in range(3))), 0.0
@@ -190,5 +184,4 @@ def _from_sample(a: _SampleGrams, b: _SampleGrams) -> tuple[float, Error, float]
     effects = as_array(2 * xy / (total_xx * total_yy) ** 0.5 - value * (xx / total_xx + yy / total_yy))
     rows = len(effects)
     error = Error.of((rows - 1) / rows * np.square(effects).sum(), rows - 1, effects)
-    shares = [side.share for side in (a, b) if side.folded]
-    return value, error, value**2 / COLUMNS * sum(shares)
+    return value, error, value**2 / COLUMNS * (share_a + share_b)
