@@ -346,8 +346,6 @@ class Grams:
         so that they estimate the value on the whole data, bias included. With `jackknife`, a first dimension leaves out
         each group of blocks in turn. With `shuffled`, xy has a first dimension of draws of shuffled rows.
         """
-        if shuffled and self.shuffled is None:
-            raise ValueError("these Grams were made without shuffled sums")
 
         def drawn(name: str) -> Tensor | None:
             return getattr(self.shuffled, name) if shuffled else None
