@@ -143,8 +143,8 @@ def test_rows_and_kernel_give_the_same_weights(columns: int) -> None:
     for balanced in (False, True):
         if balanced:
             rows, targets = rows - rows.mean(0), targets - targets.mean(0)
-        weights, errors = ridge_of_rows(rows, targets, None, balanced=balanced)
-        duals, of_gram = ridge_of_gram(rows @ rows.T, targets, None, balanced=balanced)
+        weights, errors, _ = ridge_of_rows(rows, targets, None, balanced=balanced)
+        duals, of_gram, _ = ridge_of_gram(rows @ rows.T, targets, None, balanced=balanced)
         torch.testing.assert_close(weights, rows.T @ duals, rtol=1e-9, atol=1e-12)
         assert best(errors) == pytest.approx(best(of_gram), rel=1e-12)
         assert list(errors.values()) == pytest.approx(list(of_gram.values()), rel=1e-6)
@@ -161,7 +161,7 @@ def test_the_error_is_that_of_rows_left_out(columns: int, balanced: bool) -> Non
     targets = targets + rows[:, :3]
     if balanced:
         rows, targets = rows - rows.mean(0), targets - targets.mean(0)
-    _, errors = ridge_of_rows(rows, targets, None, balanced=balanced)
+    _, errors, _ = ridge_of_rows(rows, targets, None, balanced=balanced)
     for alpha, error in list(errors.items())[8::4]:
         total = 0.0
         for k in range(40):

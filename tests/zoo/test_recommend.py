@@ -12,8 +12,9 @@ from torch import Tensor, nn
 import sosie
 from sosie.models import open_model
 from sosie.results import Recommendation, over_sites
+from sosie.sketching.classifiers import GRID
 from sosie.zoo import Zoo
-from sosie.zoo.recommend import GRID, left_out_accuracy
+from sosie.zoo.recommend import left_out_accuracy
 
 SPEC = "small_cnn"
 

@@ -203,7 +203,7 @@ class SiteClassifier:
             raw = product_gram(f, g, sketch, False)
             gram = product_gram(f, g, sketch, True)
             _check_varied(float(gram.trace()), float(raw.trace()), f.rows, label)
-            duals, errors = ridge_of_gram(gram, targets, alpha, balanced=True)
+            duals, errors, _ = ridge_of_gram(gram, targets, alpha, balanced=True)
             # The mean is subtracted from every bucket, once for each of its rows.
             duals = duals - (sketch.counts / sketch.counts.sum()) @ duals
             offset = shares - (raw.sum(1) / sketch.n) @ duals
@@ -213,7 +213,7 @@ class SiteClassifier:
         squares = sum(float(part.rows.double().square().sum()) for part in parts)
         copies = 1 if tensor is None else tensor.COPIES
         _check_varied(float(rows.square().sum()), squares / copies, parts[0].rows, label)
-        weights, errors = ridge_of_rows(rows, targets, alpha, balanced=sketch.exact)
+        weights, errors, _ = ridge_of_rows(rows, targets, alpha, balanced=sketch.exact)
         totals = [part.total if tensor is None else side_by_side(part.total[:, None])[0] for part in parts]
         offset = shares - torch.cat(totals) / sketch.n @ weights
         return cls(kernel, errors, weights, offset, project, tensor)
@@ -263,15 +263,15 @@ def _check_varied(centred: float, raw: float, rows: Tensor, label: str) -> None:
 # sum of the others, and would be predicted exactly without a penalty: the means must be computed without it, which is
 # what a constant among the columns does.
 
-# Weights for the best penalty, and the error of each penalty tried
-Ridge: TypeAlias = tuple[Tensor, dict[float, float]]
+# Weights for the best penalty, the error of each penalty tried, and what rows left out differ by with the best one
+Ridge: TypeAlias = tuple[Tensor, dict[float, float], Tensor]
 
 
 def ridge_of_rows(rows: Tensor, targets: Tensor, alpha: float | None, *, balanced: bool) -> Ridge:
     """W (k, C) = Ψᵀ(ΨΨᵀ + αI)⁻¹T for rows Ψ (M, k) and targets T (M, C); the cost is that of the smaller of M and k."""
     if len(rows) < rows.shape[1]:
-        duals, errors = ridge_of_gram(self_product(rows.T), targets, alpha, balanced=balanced)
-        return rows.T @ duals, errors
+        duals, errors, residuals = ridge_of_gram(self_product(rows.T), targets, alpha, balanced=balanced)
+        return rows.T @ duals, errors, residuals
     spectrum, vectors = _positive(self_product(rows))
     turned = rows @ vectors  # ΨV, with ΨᵀΨ = VΛVᵀ
     along = turned.T @ targets
@@ -282,7 +282,8 @@ def ridge_of_rows(rows: Tensor, targets: Tensor, alpha: float | None, *, balance
         return (targets - turned @ (along * shrunk[:, None])) / (1 - leverage)[:, None]
 
     errors = _errors(left_out, spectrum, targets, alpha)
-    return vectors @ (along / (spectrum + best(errors))[:, None]), errors
+    penalty = best(errors)
+    return vectors @ (along / (spectrum + penalty)[:, None]), errors, left_out(penalty)
 
 
 def ridge_of_gram(gram: Tensor, targets: Tensor, alpha: float | None, *, balanced: bool) -> Ridge:
@@ -300,7 +301,8 @@ def ridge_of_gram(gram: Tensor, targets: Tensor, alpha: float | None, *, balance
         return (vectors @ (along * shrunk[:, None])) / (squares @ shrunk)[:, None]
 
     errors = _errors(left_out, spectrum, targets, alpha)
-    return vectors @ (along / (spectrum + best(errors))[:, None]), errors
+    penalty = best(errors)
+    return vectors @ (along / (spectrum + penalty)[:, None]), errors, left_out(penalty)
 
 
 def _positive(gram: Tensor) -> tuple[Tensor, Tensor]:
