@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import math
+import re
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -84,6 +85,11 @@ def matching(known: Iterable[str], wanted: str, what: str) -> list[str]:
     if not selected:
         raise ValueError(f"{what} {wanted!r}{nearest(wanted, known)}")
     return selected
+
+
+def natural(name: str) -> list[Any]:
+    """A key that sorts layer2 before layer10."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def listed(items: Iterable[object], most: int = 5, separator: str = ", ") -> str:

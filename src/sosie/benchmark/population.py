@@ -23,6 +23,7 @@ from ..data import CORRUPTIONS, attack, corrupt, open_images
 from ..files import DamagedFile, plain_json, read_json, read_tensors, write_json, write_tensors
 from ..progress import track
 from ..train import Recipe, fit_together
+from ..train.many_networks import build
 
 # The size of a benchmark: networks, images and shifts
 
@@ -299,11 +300,9 @@ def make_population(
             members.append(Member(architecture, strategy, seeds[k], epoch))
             models.append(_restored(make_one, states, epoch, k, device))
     calibrated = functools.partial(make, scale.calibrated)
-    untrained = []
-    with torch.random.fork_rng(devices=[]):
-        for k in range(scale.random):
-            torch.manual_seed(seed + UNTRAINED_SEED + k)
-            untrained.append(calibrated().requires_grad_(False).to(device).eval())
+    untrained = [
+        build(calibrated, seed + UNTRAINED_SEED + k, device).requires_grad_(False).eval() for k in range(scale.random)
+    ]
     last = range(scale.converged_epochs - scale.checkpoints + 1, scale.converged_epochs + 1)
     seeds = [seed + CONVERGED_SEED + k for k in range(scale.converged)]
     states = {}

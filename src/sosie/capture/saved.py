@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import struct
 import threading
 import zipfile
@@ -20,7 +19,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..checks import matching, nearest
+from ..checks import matching, natural, nearest
 from ..files import DamagedFile, check_hash, check_schema, check_tensors, reading
 from .batches import number_array, with_tensors
 from .rows import Rule, to_rows
@@ -178,7 +177,7 @@ def read_safetensors(path: Path) -> dict[str, StoredArray]:
                 check_tensors(path, about, ACTIVATIONS, ACTIVATIONS_VERSION)
             order = about_extracted(path)["sites"] if extracted else json.loads(about.get("sites", "[]"))
             names = sorted(
-                file.keys(), key=lambda name: (order.index(name) if name in order else len(order), _natural(name))
+                file.keys(), key=lambda name: (order.index(name) if name in order else len(order), natural(name))
             )
             return {name: _safetensors_entry(file, name) for name in names}
     except DamagedFile:
@@ -194,11 +193,6 @@ def _safetensors_entry(file: Any, name: str) -> StoredArray:
     return StoredArray(
         tuple(part.get_shape()), _SAFETENSORS_DTYPES.get(dtype, dtype), lambda start, stop: part[start:stop]
     )
-
-
-def _natural(name: str) -> list[tuple[int, int | str]]:
-    """Return a key that sorts layer2 before layer10."""
-    return [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name)]
 
 
 _PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle")

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..checks import call_text, check_options, listed, nearest, one_of, parse_call, whole_number
+from ..checks import call_text, check_options, listed, natural, nearest, one_of, parse_call, whole_number
 from ..factory import find_file, import_library, load_factory
 from .weights import PICKLE_SUFFIXES, TORCH_SUFFIXES, fit_weights, load_weights, masked_weights, read_weights
 
@@ -52,7 +52,7 @@ def architecture(
 
 def list_models() -> list[str]:
     """Return the names that `build_model` and `open_model` know, in addition to any `resnet<6n+2>`."""
-    return sorted({*ARCHITECTURES, *(f"resnet{depth}" for depth in CIFAR_DEPTHS)}, key=_natural)
+    return sorted({*ARCHITECTURES, *(f"resnet{depth}" for depth in CIFAR_DEPTHS)}, key=natural)
 
 
 def find_architecture(name: str) -> tuple[Architecture, dict[str, Any]]:
@@ -102,10 +102,6 @@ def count_blocks(state: State, prefix: str) -> int | None:
     """Return how many different numbers follow `prefix.` in the names."""
     numbers = {match[1] for name in state if (match := re.match(rf"{re.escape(prefix)}\.(\d+)\.", name))}
     return len(numbers) or None
-
-
-def _natural(name: str) -> list[Any]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 # A model's own input normalisation, applied to images in [0, 1]
@@ -328,7 +324,7 @@ def _blocks_without_place(model: nn.Module, unexpected: Iterable[str]) -> list[s
     modules, prefix = dict(model.named_modules()), f"{getattr(model, 'base_model_prefix', '')}."
     wanted = {match[1].removeprefix(prefix) for name in unexpected if (match := re.match(r"(.+?\.\d+)\.", name))}
     have = modules.keys() | {name.removeprefix(prefix) for name in modules}
-    return sorted((name for name in wanted - have if name.rpartition(".")[0] in have), key=_natural)
+    return sorted((name for name in wanted - have if name.rpartition(".")[0] in have), key=natural)
 
 
 @contextmanager

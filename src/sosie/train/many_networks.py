@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from .recipe import Recipe, check_data, check_types, floats, trainable
 # Many networks of one architecture as one function of stacked parameters
 
 State = dict[str, Tensor]
+Model = TypeVar("Model", bound=nn.Module)
 
 
 class Stack:
@@ -177,7 +178,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         yield
 
 
-def build(make: Callable[[], nn.Module], seed: int, device: torch.device) -> nn.Module:
+def build(make: Callable[[], Model], seed: int, device: torch.device) -> Model:
     """Call `make()` under a global seed; the global generators are left as found."""
     with seeded(seed, device):
         return make().to(device)
