@@ -205,7 +205,7 @@ class OnnxModel(ValueModel):
         return forward
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        run = Forward(self.graph, self._given(args, kwargs), self.watched(), self.jitter)
+        run = _Forward(self.graph, self._given(args, kwargs), self.watched(), self.jitter)
         visit(self, run)
         answers = {name: run.read(name) for name in self.graph.outputs}
         return next(iter(answers.values())) if len(answers) == 1 else answers
@@ -244,7 +244,7 @@ class OnnxModel(ValueModel):
         return np.ascontiguousarray(array, dtype=wanted)
 
 
-class Forward:
+class _Forward:
     """One run of a graph: the values that are watched, computed anew once one before them is replaced."""
 
     def __init__(self, graph: Graph, given: Arrays, watched: Sequence[str], jitter: float) -> None:

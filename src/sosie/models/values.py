@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from .onnx_file import Forward
+
+class Run(Protocol):
+    """One forward: it gives each value, and takes another in its place."""
+
+    def read(self, key: str) -> Tensor: ...
+    def replace(self, key: str, tensor: Tensor) -> None: ...
 
 
 class NotSaved:
@@ -26,7 +30,7 @@ class Value(nn.Module):
         super().__init__()
         self.key = key
 
-    def forward(self, run: Forward) -> Tensor:
+    def forward(self, run: Run) -> Tensor:
         visit(self, run)
         return run.read(self.key)
 
@@ -64,7 +68,7 @@ def is_watched(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def visit(module: nn.Module, run: Forward) -> None:
+def visit(module: nn.Module, run: Run) -> None:
     """Call the values inside that somebody watches, in their order."""
     for child in module.children():
         if not (isinstance(child, Value) and is_watched(child)):
