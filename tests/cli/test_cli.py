@@ -36,8 +36,8 @@ def run(
     )
 
 
-def run_here(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """The same command line in this process, for what is told before anything is computed: no start to wait for."""
+def run_here(*arguments: str, cwd: Path = Path()) -> subprocess.CompletedProcess[str]:
+    """The same command line in this process: no start to wait for."""
     words, (out, err) = ["sosie", *arguments], (io.StringIO(), io.StringIO())
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.chdir(cwd)
@@ -58,19 +58,19 @@ def test_help_and_version() -> None:
 
 
 def test_measures() -> None:
-    found = run("measures")
+    found = run_here("measures")
     assert found.returncode == 0
     assert "debiased_cka" in found.stdout
-    facts = json.loads(run("measures", "--json").stdout)
+    facts = json.loads(run_here("measures", "--json").stdout)
     assert {f["name"] for f in facts} == {f["name"] for f in sosie.list_measures()}
-    one = run("measures", "debiased").stdout
+    one = run_here("measures", "debiased").stdout
     assert "https://" in one
     assert "linear_cka" not in one.split()
-    assert "did you mean 'linear_cka'" in run("measures", "linear_ckaa").stderr
+    assert "did you mean 'linear_cka'" in run_here("measures", "linear_ckaa").stderr
 
 
 def test_sites_shows_labels_and_shapes() -> None:
-    found = run("sites", "small_cnn")
+    found = run_here("sites", "small_cnn")
     assert found.returncode == 0, found.stderr
     assert "conv1" in found.stdout
     assert "16" in found.stdout
@@ -81,7 +81,7 @@ def test_sites_shows_labels_and_shapes() -> None:
 
 
 def test_compare_and_report(tmp_path: Path) -> None:
-    found = run(
+    found = run_here(
         "compare", *MODELS, "--data", "demo", "--measures", "debiased_cka,mutual_knn(k=5)", "--sites", "conv*,fc",
         "--max-rows", "128", "--out", "c.json", "--html", "c.html", cwd=tmp_path,
     )  # fmt: skip
@@ -107,17 +107,19 @@ def test_a_users_own_file(tmp_path: Path) -> None:
         "def net():\n    return torch.nn.Sequential(torch.nn.Linear(8, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2))\n"
         "def batches():\n    return [torch.randn(50, 8, generator=torch.Generator().manual_seed(0))]\n"
     )
-    found = run("compare", "mine.py:net", "mine.py:net", "--data", "mine.py:batches", "--out", "c.json", cwd=tmp_path)
+    found = run_here(
+        "compare", "mine.py:net", "mine.py:net", "--data", "mine.py:batches", "--out", "c.json", cwd=tmp_path
+    )
     assert found.returncode == 0, found.stderr
     assert sosie.load(tmp_path / "c.json").matrix().shape == (3, 3)
 
 
 def test_several_models_and_saved_statistics(tmp_path: Path) -> None:
-    found = run("compare", *MODELS, "small_cnn(seed=2)", "--data", "demo", "--max-rows", "64", "--sites", "fc",
+    found = run_here("compare", *MODELS, "small_cnn(seed=2)", "--data", "demo", "--max-rows", "64", "--sites", "fc",
                 "--out", "all.json", "--html", "all.html", cwd=tmp_path)  # fmt: skip
     assert found.returncode == 0, found.stderr
     assert len(sosie.load(tmp_path / "all.json")) == 3
-    part = run(
+    part = run_here(
         "compare",
         *MODELS,
         "--data",
@@ -131,7 +133,7 @@ def test_several_models_and_saved_statistics(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert part.returncode == 0, part.stderr
-    merged = run("compare", "s.safetensors", "--out", "m.json", cwd=tmp_path)
+    merged = run_here("compare", "s.safetensors", "--out", "m.json", cwd=tmp_path)
     assert merged.returncode == 0, merged.stderr
     assert sosie.load(tmp_path / "m.json")["debiased_cka"].n == 64
 
@@ -165,7 +167,7 @@ def test_mistakes_are_told_in_a_sentence(arguments: list[str], message: str, tmp
 
 
 def test_a_traceback_on_request() -> None:
-    assert run("report", "none.json").stderr.startswith("error: ")
+    assert run_here("report", "none.json").stderr.startswith("error: ")
     assert "Traceback" in run("report", "none.json", SOSIE_DEBUG="1").stderr
 
 
@@ -175,7 +177,7 @@ def test_a_model_that_raises_is_told_with_where(tmp_path: Path) -> None:
         "    def __init__(self):\n        super().__init__()\n        self.fc = torch.nn.Linear(784, 2)\n"
         "    def forward(self, x):\n        raise ZeroDivisionError('by my model')\n"
     )
-    found = run("compare", "bad.py:Bad", "small_cnn", "--data", "demo", cwd=tmp_path)
+    found = run_here("compare", "bad.py:Bad", "small_cnn", "--data", "demo", cwd=tmp_path)
     assert found.returncode == 1
     assert "ZeroDivisionError: by my model" in found.stderr
     assert "while running bad:Bad on inputs 60 to 63" in found.stderr
@@ -191,7 +193,7 @@ def test_a_weights_file_that_is_a_pickle_is_refused(tmp_path: Path) -> None:
             return os.system, (f"touch {marker}",)
 
     (tmp_path / "w.pt").write_bytes(pickle.dumps(Evil()))
-    found = run("compare", "small_cnn@w.pt", "small_cnn", "--data", "demo", cwd=tmp_path)
+    found = run_here("compare", "small_cnn@w.pt", "small_cnn", "--data", "demo", cwd=tmp_path)
     assert found.returncode == 1
     assert not marker.exists(), "the pickle ran"
     assert "error: " in found.stderr
@@ -261,21 +263,14 @@ def test_several_processes_of_torchrun_write_one_result(tmp_path: Path) -> None:
     compare = ["compare", *MODELS, "--data", "demo", "--max-rows", "300", "--batch", "64"]
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "sosie"]
 
-    def launched(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*launch, *compare, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=300
-        )
-
-    found = launched("--out", "two.json")
+    words = [*launch, *compare, "--out", "two.json"]
+    found = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert found.returncode == 0, found.stderr
     assert found.stdout.count("wrote two.json") == 1
-    assert run(*compare, "--out", "one.json", cwd=tmp_path).returncode == 0
+    assert run_here(*compare, "--out", "one.json", cwd=tmp_path).returncode == 0
     one, two = (sosie.load(tmp_path / f"{count}.json") for count in ("one", "two"))
     assert two.provenance["processes"] == 2
     np.testing.assert_allclose(two.values["debiased_cka"].value, one.values["debiased_cka"].value, rtol=0, atol=1e-12)
-    wrong = launched("--sites", "nowhere")
-    assert wrong.returncode != 0
-    assert "nowhere" in wrong.stderr
 
 
 def test_what_was_meant_is_named(tmp_path: Path) -> None:
@@ -283,9 +278,9 @@ def test_what_was_meant_is_named(tmp_path: Path) -> None:
     (tmp_path / "bert" / "config.json").write_text("{}")
     (tmp_path / "bert" / "model.safetensors").write_bytes(b"")
     for name in ("bert", "bert/model.safetensors"):
-        found = run("sites", name, cwd=tmp_path)
+        found = run_here("sites", name, cwd=tmp_path)
         assert "a folder of transformers is hf:bert" in found.stderr
-    found = run("dynamics", "bert", "bert", cwd=tmp_path)
+    found = run_here("dynamics", "bert", "bert", cwd=tmp_path)
     assert "bert is not a recorded run: it has no run.json; a checkpoint of transformers is hf:bert" in found.stderr
-    found = run("compare", *MODELS, cwd=tmp_path)
+    found = run_here("compare", *MODELS, cwd=tmp_path)
     assert "needs data: compare(model_a, model_b, data); --data on the command line" in found.stderr

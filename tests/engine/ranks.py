@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import pickle
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,33 +14,32 @@ from typing import Any
 import torch.distributed as dist
 
 PATIENCE = 120  # seconds after which a test that hangs is ended
+_CONTEXT = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
+_CONTEXT.set_forkserver_preload(["torch", "sosie"])  # imported once for all of them
 
 
 def run_ranks(count: int, function: Callable[..., Any], *args: Any, timeout: float = 60) -> list[Any]:
     """What the function returns in each process, or the error that it raised there."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "job").write_bytes(pickle.dumps((function, args)))
-        code = f"import sys; sys.path[:0] = {sys.path!r}; from ranks import main; main()"
-        processes = [
-            subprocess.Popen([sys.executable, "-c", code, folder, str(rank), str(count), str(timeout)], cwd=folder)
-            for rank in range(count)
-        ]
+        given = [(Path(folder), rank, count, timedelta(seconds=timeout), function, args) for rank in range(count)]
+        processes = [_CONTEXT.Process(target=_of_rank, args=each) for each in given]  # type: ignore[attr-defined]
         try:
             for process in processes:
-                process.wait(PATIENCE)
+                process.start()
+            for process in processes:
+                process.join(PATIENCE)
         finally:
             for process in processes:
                 process.kill()
         return [pickle.loads((Path(folder) / f"answer{rank}").read_bytes()) for rank in range(count)]
 
 
-def main() -> None:
-    folder, rank, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+def _of_rank(
+    folder: Path, rank: int, count: int, wait: timedelta, function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
     store = dist.FileStore(str(folder / "store"), count)
-    wait = timedelta(seconds=float(sys.argv[4]))
     store.set_timeout(wait)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=wait)
-    function, args = pickle.loads((folder / "job").read_bytes())
     try:
         answer = function(*args)
     except Exception as error:
