@@ -6,4 +6,5 @@ from .extracting import extract
 from .network import open_source
 from .one_shot import list_measures, measure
 from .outputs import compare_outputs
+from .running import Running
 from .stream import look_at
