@@ -49,6 +49,7 @@ PAPERS = {
         "Gelfand and Yaglom 1959, Calculation of the amount of information about a random function contained in "
         "another such function"
     ),
+    "gretton2005": Paper("Gretton et al. 2005, Measuring statistical dependence with Hilbert-Schmidt norms"),
     "hamilton2016": Paper("Hamilton et al. 2016, Cultural shift or linguistic drift?", f"{_ARXIV}1606.02821"),
     "higham2002": Paper(
         "Higham 2002, Accuracy and stability of numerical algorithms", f"{_DOI}10.1137/1.9780898718027"

@@ -72,6 +72,29 @@ def test_svcca_is_cca_of_principal_components() -> None:
     )
 
 
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_svcca_of_a_number_of_directions(count: int) -> None:
+    x, y = numpy_pair()
+    u, v = (np.linalg.svd(side - side.mean(0), full_matrices=False)[0][:, :count] for side in (x, y))
+    expected = np.linalg.svd(u.T @ v, compute_uv=False).mean()
+    assert sosie.measure("svcca", x, y, directions=count) == pytest.approx(expected, abs=1e-10)
+    of_sums = sosie.Running("svcca", directions=count)
+    of_sums.update(x, y)
+    assert of_sums.compute() == pytest.approx(expected, abs=1e-10)
+    with pytest.raises(ValueError, match=r"svcca\(directions=5\): a side varies in 4 directions only"):
+        sosie.measure("svcca", x, y, directions=5)
+
+
+def test_svcca_of_a_number_of_directions_of_more_neurons_than_rows() -> None:
+    random = np.random.RandomState(0)
+    x, y = random.randn(30, 50), random.randn(30, 40) * 10.0 ** -np.arange(40)
+    u, v = (np.linalg.svd(side - side.mean(0), full_matrices=False)[0][:, :6] for side in (x, y))
+    expected = np.linalg.svd(u.T @ v, compute_uv=False).mean()
+    assert sosie.measure("svcca", x, y, directions=6) == pytest.approx(expected, abs=1e-8)
+    with pytest.warns(UserWarning, match="20 and 20 dimensions for n=30 rows: 11 of 20 correlations are 1"):
+        sosie.measure("svcca", x, x, directions=20)
+
+
 def test_pwcca_by_its_formula() -> None:
     x, y = numpy_pair()
     x, y = x - x.mean(0), y - y.mean(0)

@@ -145,7 +145,9 @@ def _sampled(scatter: Scatter, n: int) -> str | None:
 
 
 def _ranks(measure: Measure, scatters: Sequence[Scatter]) -> list[int]:
-    keep = measure.defaults.get("keep")
+    keep, count = measure.defaults.get("keep"), measure.defaults.get("directions")
+    if count is not None:
+        return [count] * len(scatters)
     return [int(s.rank) if keep is None else s.leading_count(keep) for s in scatters]
 
 

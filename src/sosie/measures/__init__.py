@@ -20,7 +20,16 @@ from .geometry import (
     rtd,
     uniformity_difference,
 )
-from .kernels import debiased_cka, deconfounded_cka, distance_correlation, kernel_alignment, linear_cka, rbf_cka
+from .kernels import (
+    debiased_cka,
+    deconfounded_cka,
+    distance_correlation,
+    kernel_alignment,
+    laplace_cka,
+    linear_cka,
+    polynomial_cka,
+    rbf_cka,
+)
 from .matching import (
     aligned_cosine,
     hard_correlation_match,
@@ -44,8 +53,10 @@ from .outputs import (
 )
 from .shape import (
     bures_distance,
+    cka_angle,
     eigenspace_overlap,
     gulp,
+    hsic,
     normalized_bures,
     procrustes_angle,
     procrustes_distance,

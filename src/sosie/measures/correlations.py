@@ -8,8 +8,9 @@ import math
 import torch
 from torch import Tensor
 
+from ..checks import whole_number
 from ..linalg import leading_count, nuclear_norm, rank_tolerance, singular, singular_values
-from ..stats import Covariances
+from ..stats import Covariances, Scatter
 from .define import define
 
 ROUNDINGS = 100  # below this many, 1 − ρ² counts as 0: above, it has two digits or more
@@ -52,19 +53,35 @@ def cca_r2(c: Covariances) -> Tensor:
 @by_correlations(
     invariant={"rotation", "scale", "shift"}, paper="raghu2017", chance="grows with the directions kept over n"
 )
-def svcca(c: Covariances, keep: float = 0.99) -> Tensor:
-    """Mean canonical correlation of the leading principal components that hold `keep` of each side's variance."""
+def svcca(c: Covariances, keep: float = 0.99, directions: int | None = None) -> Tensor:
+    """Mean canonical correlation of the leading principal components that hold `keep` of each side's variance.
+
+    `directions` is a fixed number of components of each side instead.
+    """
     if not 0 < keep <= 1:
         raise ValueError(f"svcca keeps a share of the variance between 0 and 1, got keep={keep!r}")
-    if (components := c.principal(keep)) is not None:
+    shares = (keep, keep) if directions is None else tuple(_share_of(s, directions) for s in (c.x, c.y))
+    if (components := c.principal(max(shares))) is not None:
         shared, *sizes = components
-        count_x, count_y = (leading_count(size.square(), keep) for size in sizes)
+        count_x, count_y = (
+            leading_count(size.square(), share) if directions is None else directions
+            for size, share in zip(sizes, shares, strict=True)
+        )
         kept = shared[:count_x, :count_y]
     else:
-        (x, count_x), (y, count_y) = (side.leading(keep) for side in (c.x, c.y))
+        (x, count_x), (y, count_y) = (side.leading(share) for side, share in zip((c.x, c.y), shares, strict=True))
         kept = x @ c.xy @ y.T
     most = min(count_x, count_y)
     return nuclear_norm(kept, most) / most
+
+
+def _share_of(side: Scatter, directions: int) -> float:
+    """The share of the variance that so many leading principal components hold."""
+    values = side.variances
+    whole_number(directions, "directions of svcca", least=1)
+    if directions > len(values):
+        raise ValueError(f"svcca(directions={directions}): a side varies in {len(values)} directions only")
+    return float(values[:directions].sum() / values.sum())
 
 
 @by_correlations(

@@ -78,6 +78,8 @@ class Measure:
     share: bool = False  # whether it is the share of inputs that count, which has an exact interval
     by_chance: ByChance | None = None  # mean and spread by chance, from n and both ranks
     options: dict[str, Any] = field(default_factory=dict)
+    # By option: the facts that are others once it is set, to anything but None and False.
+    with_options: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __call__(self, view: View) -> Tensor:
         """The value from a view: a scalar, or every pair of sites at once where the view broadcasts."""
@@ -169,7 +171,11 @@ class Measure:
         """This measure with other options, which are part of its name."""
         check_options(options, self.defaults, self.base)
         changed = {**self.options, **options}
-        return replace(self, name=call_text(self.base, changed), options=changed)
+        facts: dict[str, Any] = {}
+        for option, others in self.with_options.items():
+            if changed.get(option) not in (None, False):
+                facts |= others
+        return replace(self, name=call_text(self.base, changed), options=changed, **facts)
 
     @property
     def base(self) -> str:

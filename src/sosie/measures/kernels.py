@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..checks import positive as positive_number
+from ..checks import whole_number
 from ..linalg import RANK_TOLERANCE, distances, double_centred, eigen, for_numpy, self_product, u_centred
 from ..stats import Alignment, DebiasedAlignment, PairedRows, UncentredAlignment
 from .define import define
+
+LARGEST_EXPONENT, SMALLEST_EXPONENT = 30.0, 1e-8  # beyond these a kernel of a fixed width says nothing
 
 # Facts that these measures share, unless a measure declares otherwise.
 of_grams = functools.partial(
@@ -68,16 +72,70 @@ def kernel_alignment(a: UncentredAlignment) -> Tensor:
     return _cosine(a)
 
 
-@of_kernels(paper="kornblith2019", chance="above 0, towards 1 as p grows past n")
-def rbf_cka(rows: PairedRows, bandwidth: float = 0.5) -> Tensor:
+DEBIASED = {"bounds": (-1.0, 1.0), "few_rows": None, "chance": "0"}
+FIXED = {"invariant": frozenset({"permutation", "rotation", "shift"})}  # of a kernel in the units of the rows
+of_any_kernel = functools.partial(
+    of_kernels,
+    paper="kornblith2019",
+    chance="above 0, towards 1 as p grows past n; debiased: 0",
+    with_options={"debiased": DEBIASED, "width": FIXED, "gamma": FIXED},
+)
+
+
+@of_any_kernel()
+def rbf_cka(rows: PairedRows, bandwidth: float = 0.5, width: float | None = None, debiased: bool = False) -> Tensor:
     """CKA with Gaussian kernels whose width is `bandwidth` times the median distance of the rows.
 
     exp(−d² / (2 bandwidth² m)), with m the median of all n² squared distances, including the zeros of the diagonal, as
-    in the demo of Kornblith et al. Biased upwards like linear CKA.
+    in the demo of Kornblith et al. `width` is a fixed width for both sides instead, exp(−d² / (2 width²)): scale then
+    matters. Biased upwards like linear CKA; `debiased=True` U-centres the kernels, as debiased_cka does.
     """
+
+    def kernel(x: Tensor) -> Tensor:
+        squares = _squared_distances(x)
+        divisor = _divisor(squares, bandwidth**2, "rbf_cka") if width is None else width**2
+        return _varying(squares / (-2 * divisor), width, "rbf_cka").exp_()
+
     bandwidth = positive_number(bandwidth, "bandwidth of rbf_cka")
-    k, l = (side.memo(("rbf", bandwidth), lambda x: _gaussian(x, bandwidth), "square") for side in (rows.x, rows.y))
-    return (k * l).sum() / (k.norm() * l.norm())
+    width = None if width is None else positive_number(width, "width of rbf_cka")
+    return _kernel_cosine(rows, ("rbf", bandwidth, width), kernel, debiased=debiased)
+
+
+@of_any_kernel(differentiable=False)
+def laplace_cka(rows: PairedRows, bandwidth: float = 1.0, width: float | None = None, debiased: bool = False) -> Tensor:
+    """CKA with Laplace kernels exp(−d / w), where the width w is `bandwidth` times the median distance of the rows.
+
+    d is the Euclidean distance (scikit-learn's laplacian_kernel takes the sum of absolute differences), and the median
+    is over all n² distances, including the zeros of the diagonal. `width` and `debiased` are as in rbf_cka.
+    """
+
+    def kernel(x: Tensor) -> Tensor:
+        apart = distances(x)
+        divisor = _divisor(apart, bandwidth, "laplace_cka") if width is None else width
+        return _varying(apart / -divisor, width, "laplace_cka").exp_()
+
+    bandwidth = positive_number(bandwidth, "bandwidth of laplace_cka")
+    width = None if width is None else positive_number(width, "width of laplace_cka")
+    return _kernel_cosine(rows, ("laplace", bandwidth, width), kernel, debiased=debiased)
+
+
+@of_any_kernel()
+def polynomial_cka(
+    rows: PairedRows, degree: int = 3, offset: float = 1.0, gamma: float | None = None, debiased: bool = False
+) -> Tensor:
+    """CKA with polynomial kernels (γ ⟨x, x′⟩ + offset)^degree of centred rows, of mean squared length 1/γ.
+
+    Scaled so, neither mean nor scale matters; `gamma` is a fixed γ for both sides instead, and scale then matters.
+    Degree 1 is linear CKA. Biased upwards; `debiased=True` U-centres the kernels, as debiased_cka does.
+    """
+    whole_number(degree, "degree of polynomial_cka", least=1)
+
+    def kernel(x: Tensor) -> Tensor:
+        gram = _linear(x)
+        return (gram * (len(x) / gram.diagonal().sum() if gamma is None else gamma) + offset) ** degree
+
+    gamma = None if gamma is None else positive_number(gamma, "gamma of polynomial_cka")
+    return _kernel_cosine(rows, ("polynomial", degree, offset, gamma), kernel, debiased=debiased)
 
 
 @of_kernels(
@@ -150,16 +208,39 @@ def _remainder(k: Tensor, k0: Tensor) -> Tensor:
     return rest
 
 
-def _gaussian(x: Tensor, bandwidth: float) -> Tensor:
-    """The centred Gaussian Gram matrix."""
+def _kernel_cosine(rows: PairedRows, key: object, kernel: Callable[[Tensor], Tensor], *, debiased: bool) -> Tensor:
+    """The cosine of both sides' kernel matrices, doubly centred or U-centred; made once for each site."""
+    if debiased and len(rows.x.rows) < 4:
+        raise ValueError(f"a debiased CKA needs at least 4 rows, got {len(rows.x.rows)}")
+    centre = u_centred if debiased else double_centred
+    k, l = (side.memo((key, debiased), lambda x: centre(kernel(x)), "square") for side in (rows.x, rows.y))
+    return (k * l).sum() / (k.norm() * l.norm())
+
+
+def _squared_distances(x: Tensor) -> Tensor:
     x = x - x.mean(0, keepdim=True)  # changes the rounding of distances, not distances
     lengths = x.square().sum(1)
     squares = self_product(x.T).mul_(-2).add_(lengths[:, None]).add_(lengths)  # in place, since these are large
-    squares = squares.fill_diagonal_(0).relu_()  # below 0 by rounding only
-    middle = _median(squares)
+    return squares.fill_diagonal_(0).relu_()  # below 0 by rounding only
+
+
+def _divisor(apart: Tensor, bandwidth: float, name: str) -> Tensor:
+    """The width that the distances give, or its square from squared distances."""
+    middle = _median(apart)
     if not bool(middle > 0):
-        raise ValueError(f"rbf_cka needs rows that differ: the median distance of {len(x)} rows is 0")
-    return double_centred((squares / (-2 * bandwidth**2 * middle)).exp_())
+        raise ValueError(f"{name} needs rows that differ: the median distance of {len(apart)} rows is 0")
+    return bandwidth * middle
+
+
+def _varying(exponents: Tensor, width: float | None, name: str) -> Tensor:
+    """The exponents of a kernel; an error if a fixed width is so large or small that they do not tell rows apart."""
+    if width is not None:
+        others = exponents.detach().clone().fill_diagonal_(-torch.inf)
+        if bool(others.amax() < -LARGEST_EXPONENT):
+            raise ValueError(f"{name}(width={width:g}) sees each row as like itself alone: take a larger width")
+        if bool(exponents.detach().amin() > -SMALLEST_EXPONENT):
+            raise ValueError(f"{name}(width={width:g}) sees all rows as equal: take a smaller width")
+    return exponents
 
 
 def _median(values: Tensor) -> Tensor:

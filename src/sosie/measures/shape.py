@@ -70,6 +70,38 @@ def procrustes_angle(c: Covariances) -> Tensor:
 
 
 @distance_of_covariances(
+    bounds=(0, torch.pi / 2),
+    paper="williams2021",
+    cost="n p q + n p² + n q²",
+    chance="below π/2, towards 0 as p grows past n",
+)
+def cka_angle(c: Covariances) -> Tensor:
+    """Angle between the centred Gram matrices: arccos of linear_cka; a metric, which some packages call CKA."""
+    norms = [side.memo("squares", lambda s: total_squares(s.matrix).sqrt()) for side in (c.x, c.y)]
+    return _angle_from(total_squares(c.xy) / (norms[0] * norms[1]))
+
+
+@define(
+    reads=Covariances,
+    bounds=(0, None),
+    closer="up",
+    same=None,
+    invariant={"rotation", "shift"},
+    paper="gretton2005",
+    cost="n p q",
+    few_rows="biased",
+    chance="above 0, about tr Cx tr Cy / n",
+)
+def hsic(c: Covariances) -> Tensor:
+    """Hilbert-Schmidt independence criterion of linear kernels, not normalised: tr(KHLH) / (n − 1)².
+
+    The biased estimate, which linear_cka normalises: it grows with the square of each side's scale, so values of other
+    layers cannot be compared.
+    """
+    return total_squares(c.xy) * (c.x.n / (c.x.n - 1)) ** 2
+
+
+@distance_of_covariances(
     bounds=(0, None),
     invariant={"rotation", "shift"},
     paper="schonemann1966",

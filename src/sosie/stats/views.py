@@ -104,6 +104,11 @@ class Scatter:
         """The fewest directions that hold this share of the variance."""
         return self.leading(share)[1]
 
+    @property
+    def variances(self) -> Tensor:
+        """The variances of the principal components, descending, up to a factor."""
+        return self.spectrum.values
+
     @once
     def scale(self) -> Tensor:
         """Standard deviations; 1 for a neuron that never varies."""
@@ -276,7 +281,11 @@ class RowScatter(Scatter):
     def leading_count(self, share: float) -> int:
         if not self.lacks_digits(share):
             return super().leading_count(share)
-        return leading_count(self.components.sizes.square(), share)
+        return leading_count(self.variances, share)
+
+    @property
+    def variances(self) -> Tensor:
+        return self.components.sizes.square() if self.lacks_digits(1) else self.spectrum.values
 
 
 def _scaled(rows: Tensor) -> Tensor:
