@@ -25,12 +25,17 @@ def measures(
     $ sosie measures
     $ sosie measures cka
 
-    Range, direction, invariances, cost and paper of each.
+    Range, direction, invariances, cost and paper of each. Measures of other installed packages come last.
     """
+    from .. import plugins
     from ..checks import nearest
     from ..report.terminal import print_measures
 
     facts = json.loads(FACTS.read_text("utf-8"))
+    if plugins.names("measures"):
+        from ..engine import list_measures
+
+        facts = list_measures()
     for text in names or []:
         if not any(text.lower() in fact["name"] for fact in facts):
             raise ValueError(f"no measure is called {text!r}{nearest(text, [fact['name'] for fact in facts])}")

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from .. import plugins
 from ..checks import check_options, one_of, parse_call, renamed, whole_number
 from ..factory import find_file, import_library, is_factory, listed_folders, load_factory
 from .images import (
@@ -38,8 +39,11 @@ _FOLDER_OPTIONS = re.compile(r"(?P<path>.+?)(?P<options>\(\s*\w+\s*=.*\))?", re.
 
 
 def list_data() -> list[str]:
-    """Return the names of the data sets; each can be followed by :train or :test."""
-    return ["demo", *NAMED]
+    """Return the names of the data sets; each of sosie's can be followed by :train or :test.
+
+    Installed packages add names by the entry point `sosie.data`.
+    """
+    return ["demo", *NAMED, *plugins.names("data")]
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ def open_data(
     - `texts:file`: a text file, in which each line is a text
     - `datasets:org/name(config='…', column='…')@revision:split`: texts or images of the Hugging Face library
     - `path/to/file.py:factory`: the result of your own function, which chooses split and batch itself
+    - any name that an installed package offers under the entry point `sosie.data`, such a function
 
     Image batches are (float32 in [0, 1], labels), or the images alone without labels.
     """
@@ -76,12 +81,15 @@ def open_data(
         raise ValueError(f"a data specification is text such as 'demo' or 'npz:file', got {spec!r}")
     spec, max_rows = spec.strip(), check_max_rows(renamed(limit, max_rows, "limit", "max_rows"))
     if is_factory(spec):
-        return _from_factory(spec, batch, max_rows)
+        return _batches(spec, load_factory(spec)(), batch, max_rows)
     kind, _, rest = spec.partition(":")
     if kind == "texts" and rest:
         return read_texts(rest, VARIABLE, max_rows).batches(batch)
     if kind == "datasets" and rest:
         return open_dataset(rest, split, max_rows).batches(batch)
+    name = spec.partition("(")[0].strip()
+    if name not in ("demo", *NAMED) and (make := plugins.load("data", name, plugins.function)) is not None:
+        return _batches(spec, make(**parse_call(spec)[1]), batch, max_rows)
     return open_images(spec, split=split, max_rows=max_rows).batches(batch)
 
 
@@ -96,7 +104,7 @@ def open_images(
     if kind == "folder" and rest:
         return _from_folder(rest).first(max_rows)
     name = kind.strip().lower().replace("_", "-")
-    if name in list_data():
+    if name in ("demo", *NAMED):
         split = one_of(rest.strip() or split, "the split", SPLITS)
         return read_demo(split).first(max_rows) if name == "demo" else read_named(name, split, check_max_rows(max_rows))
     forms = [*list_data(), "npz:file", "folder:path", "texts:file", "datasets:name", "path/to/file.py:factory"]
@@ -115,8 +123,8 @@ def _from_folder(text: str) -> ImageFolder:
     return open_folder(path.strip(), **values)
 
 
-def _from_factory(spec: str, batch: int, max_rows: int | None) -> Iterable[Any]:
-    data = load_factory(spec)()
+def _batches(spec: str, data: Any, batch: int, max_rows: int | None) -> Iterable[Any]:
+    """What a function of the user made, in batches."""
     if isinstance(data, ImageData | ImageFolder):
         return data.first(max_rows).batches(batch)
     if isinstance(data, str | bytes) or not isinstance(data, Iterable):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..capture import number_array
 from ..linalg import chain_products, near_one, total_squares, vanishes
-from ..measures import MEASURES, Measure, find, snap_to_bounds
+from ..measures import Measure, find, load_all, snap_to_bounds
 from ..process_state import products
 from ..results import Side
 from ..stats import Atoms, LinearMaps, OutputSums, Reader, Sample, TensorPair, linear_maps
@@ -23,8 +23,11 @@ SQUARES = 1e-140, 1e145  # the range of sums of squares whose squares float64 ho
 
 
 def list_measures() -> list[dict[str, Any]]:
-    """Return every measure with its facts: summary, range, direction, invariances, cost, paper."""
-    return [measure.facts() for measure in MEASURES.values()]
+    """Return every measure with its facts: summary, range, direction, invariances, cost, paper, package.
+
+    Those of installed packages that offer some under the entry point `sosie.measures` come last.
+    """
+    return [measure.facts() for measure in load_all()]
 
 
 @products()

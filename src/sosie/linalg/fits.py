@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from .. import plugins
 from ..checks import call_text, check_options, nearest, one_of, parse_call, positive, whole_number
 from .products import best_assignment, eigen, eigenvalues, singular
 from .spectra import RANK_TOLERANCE, RANK_TOLERANCE_FLOAT32_PRODUCTS, Spectrum, loss_of
@@ -160,8 +161,10 @@ def find_fit(text: str | Fit, *, also: Sequence[str] = ()) -> Fit:
     if isinstance(text, Fit):
         return text
     name, options = parse_call(text)
+    if name not in FITS and (function := plugins.load("fits", name, plugins.function)) is not None:
+        FITS.setdefault(name, Fit(name, function))
     if name not in FITS:
-        raise ValueError(f"no fit is called {name!r}{nearest(name, [*FITS, *also])}")
+        raise ValueError(f"no fit is called {name!r}{nearest(name, [*FITS, *plugins.names('fits'), *also])}")
     chosen = FITS[name].using(**options) if options else FITS[name]
     for key, parameter in chosen.parameters.items():
         if parameter.default is inspect.Parameter.empty and key not in chosen.options:

@@ -1,7 +1,7 @@
 """Measures, one file per family; each is a function of a view with declared facts."""
 
 from .correlations import cca_r2, gaussian_information, mean_cca, pwcca, svcca
-from .define import MEASURES, Measure, UnknownMeasure, as_array, define, find, find_all, snap_to_bounds
+from .define import MEASURES, Measure, UnknownMeasure, as_array, define, find, find_all, load_all, snap_to_bounds
 from .differences import (
     difference_quantile,
     largest_difference,

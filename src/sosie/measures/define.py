@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import plugins
 from ..checks import call_text, check_options, parse_call
 from ..linalg import near_one, widened
 from ..notebook import html_facts
@@ -194,6 +195,7 @@ class Measure:
             "reads_rows": issubclass(self.reads, PairedRows),
             "invariant": sorted(self.invariant),
             "needs": sorted(self.needs),
+            "package": self.function.__module__.partition(".")[0],
         }
 
 
@@ -238,15 +240,35 @@ def find(measure: str | Measure) -> Measure:
     if isinstance(measure, Measure):
         return measure
     name, options = parse_call(measure)
-    if name not in MEASURES:
+    if name not in MEASURES and not _load(name):
         small = name.lower()
-        inside = [m for m in MEASURES if small and small in m]
+        known = [*MEASURES, *plugins.names("measures")]
+        inside = [m for m in known if small and small in m]
         # The usual ones come first: of CKA debiased_cka and linear_cka.
         inside = sorted(inside, key=lambda m: USUAL.index(m) if m in USUAL else len(USUAL))[:4]
-        near = inside or difflib.get_close_matches(small, MEASURES, n=3, cutoff=0.4)
+        near = inside or difflib.get_close_matches(small, known, n=3, cutoff=0.4)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise UnknownMeasure(f"no measure is called {name!r}{hint} (`sosie measures` lists them)")
     return MEASURES[name].using(**options) if options else MEASURES[name]
+
+
+def _load(name: str) -> bool:
+    """Return whether another package defines a measure of that name."""
+
+    def defined(_: Any) -> bool:
+        if name not in MEASURES:
+            raise ValueError("importing it defines no measure of that name (with sosie.measures.define)")
+        return True
+
+    return bool(plugins.load("measures", name, defined))
+
+
+def load_all() -> list[Measure]:
+    """All measures, with those of other packages."""
+    for name in plugins.names("measures"):
+        if name not in MEASURES:
+            _load(name)
+    return list(MEASURES.values())
 
 
 def find_all(measures: str | Measure | Iterable[str | Measure]) -> list[Measure]:

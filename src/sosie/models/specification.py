@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .. import plugins
 from ..checks import call_text, check_options, listed, natural, nearest, one_of, parse_call, whole_number
 from ..factory import find_file, import_library, load_factory
 from .weights import PICKLE_SUFFIXES, TORCH_SUFFIXES, fit_weights, load_weights, masked_weights, read_weights
@@ -51,8 +52,12 @@ def architecture(
 
 
 def list_models() -> list[str]:
-    """Return the names that `build_model` and `open_model` know, in addition to any `resnet<6n+2>`."""
-    return sorted({*ARCHITECTURES, *(f"resnet{depth}" for depth in CIFAR_DEPTHS)}, key=natural)
+    """Return the names that `build_model` and `open_model` know, in addition to any `resnet<6n+2>`.
+
+    Installed packages add names by the entry point `sosie.models`.
+    """
+    families = (f"resnet{depth}" for depth in CIFAR_DEPTHS)
+    return sorted({*ARCHITECTURES, *families, *plugins.names("models")}, key=natural)
 
 
 def find_architecture(name: str) -> tuple[Architecture, dict[str, Any]]:
@@ -67,6 +72,8 @@ def find_architecture(name: str) -> tuple[Architecture, dict[str, Any]]:
     match = re.fullmatch(r"resnet_?(\d{1,4})", key)
     if match:
         return ARCHITECTURES["cifar_resnet"], {"depth": int(match[1])}
+    if (build := plugins.load("models", name.strip(), plugins.function)) is not None:
+        return ARCHITECTURES.get(key, (build, lambda state: {}, ())), {}
     raise ValueError(
         f"no architecture {name!r} (your own: path/to/file.py:factory@weights.safetensors){nearest(key, list_models())}"
     )
@@ -399,6 +406,7 @@ def open_model(spec: str, *, seed: int = 0, head: bool = False) -> NamedModel:
 
     - `tiny10@weights.safetensors`: sosie's architecture; options that are left out are read from the file
     - `resnet20(width=2, shortcut='B')`: options as Python literals; random weights from `seed`
+    - any name that an installed package offers under the entry point `sosie.models`, a function that returns a module
     - `path/to/file.py:factory@weights.safetensors`: your own, which returns a module or (module, prepare)
     - `torchvision:resnet18`, `timm:…`: random, `@DEFAULT` for the library's own weights, or `@file`; models with
       weights get the library's normalisation
