@@ -18,6 +18,8 @@ TABLE = {
     "cka_angle": ("cka linear, hsic gretton, angular", "repsim", 1.0594603937845422),
     "rbf_cka(width=1.0)": ("cka rbf sigma 1, hsic gretton, score", "sim_metric", 0.8940267986288921),
     "rbf_cka(width=1.0, debiased=True)": ("cka rbf sigma 1, hsic song, score", "thingsvision", 0.06763941584088347),
+    # The table's Laplace kernel of σ = 1 is exp(−d / √2).
+    "laplace_cka(width=1.4142135623730951)": ("cka laplace sigma 1, hsic gretton, score", "repsim", 0.9433315582114501),
     "distance_correlation": ("distance_correlation", "resi", 0.8852696524417103),
     "mean_cca": ("cca, score", "svcca", 0.8901049738157812),
     "cca_r2": ("cca, squared score", "representation_similarity", 0.8583001426315533),
