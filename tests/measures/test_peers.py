@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.spatial
 import torch
+from paired import numpy_pair
 
 import sosie
 
@@ -92,8 +93,21 @@ def test_conventions_of_that_table_that_differ(uniform: tuple[np.ndarray, np.nda
     # ReSi's RSM norm difference: the spectral norm of Euclidean distances, not the Frobenius norm of cosines.
     apart = [scipy.spatial.distance.cdist(side, side) for side in (x, y)]
     assert np.linalg.norm(apart[0] - apart[1], 2) == pytest.approx(4.284020876165366, abs=1e-10)
-    # sim_metric normalises the weights of pwcca before it truncates them.
-    assert 1e-3 < abs(sosie.measure("pwcca", x, y) - 0.8933410211502996) < 4e-3
+    # With 25 and 25 neurons in 30 rows 21 canonical correlations are 1, of arbitrary directions: so are the weights of
+    # pwcca. sim_metric has 0.8933.
+    assert sosie.measure("pwcca", x, y) == pytest.approx(0.8933410211502996, abs=4e-3)
+
+
+def test_pwcca_of_sim_metric_truncates_normalised_weights() -> None:
+    """Its weights sum to 1 over the directions of x; those beyond the width of y are then dropped."""
+    x, y = (side - side.mean(0) for side in numpy_pair(6, 4))
+    qx, qy = (np.linalg.qr(side)[0] for side in (x, y))
+    u, correlations, _ = np.linalg.svd(qx.T @ qy)
+    weights = np.abs((qx @ u).T @ x).sum(1)
+    theirs = (weights / weights.sum())[:4] @ correlations
+    kept = weights[:4].sum() / weights.sum()
+    assert theirs == pytest.approx(sosie.measure("pwcca", x, y) * kept, abs=1e-10)
+    assert kept < 0.9
 
 
 # Properties that the tests of github.com/ahwillia/netrep hold, for its rows (seeds 1 to 3)
