@@ -97,8 +97,8 @@ def test_what_cannot_be_streamed_is_named() -> None:
     for name in of_rows:
         with pytest.raises(ValueError, match=rf"{name} reads the rows themselves, so it cannot be streamed"):
             sosie.Running(name)
-    with pytest.raises(ValueError, match=r"agreement: of outputs, .*compare_outputs"):
-        sosie.Running("agreement")
+    with pytest.raises(ValueError, match=r"wcka: of weights, without data; use compare_weights"):
+        sosie.Running("wcka")
     wide = torch.randn(8, 20_000)
     with pytest.raises(ValueError, match=r"mean_cca of 20000 and 20000 neurons would take covariances"):
         sosie.Running("mean_cca").update(wide, wide)
@@ -127,6 +127,46 @@ def test_a_value_that_is_undefined_is_an_error_with_the_reason() -> None:
     running.update(torch.ones(70, 3), torch.randn(70, 3))
     with pytest.raises(ValueError, match=r"linear_cka is undefined: features do not vary"):
         running.compute()
+
+
+# Outputs
+
+
+def logits(n: int = 300, classes: int = 4) -> tuple[Tensor, Tensor, Tensor]:
+    random = torch.Generator().manual_seed(0)
+    x = 3 * torch.randn(n, classes, generator=random)
+    return x, x + torch.randn(n, classes, generator=random), torch.randint(classes, (n,), generator=random)
+
+
+@pytest.mark.parametrize("measure", ["agreement", "jensen_shannon", "accuracy_difference", "output_rmse"])
+@pytest.mark.parametrize("sizes", CUTS.values(), ids=CUTS)
+def test_outputs_are_those_of_compare_outputs(measure: str, sizes: list[int]) -> None:
+    x, y, labels = logits()
+    kind = "regression" if measure == "output_rmse" else "logits"
+    given = labels if measure == "accuracy_difference" else None
+    running = sosie.Running(measure, kind=kind)
+    for a, b, right in zip(x.split(sizes), y.split(sizes), labels.split(sizes), strict=True):
+        running.update(a, b, None if given is None else right)
+    whole = sosie.compare_outputs(x, y, labels=given, measures=measure, kind=kind)
+    assert running.compute() == pytest.approx(sosie.measure(measure, x, y, labels=given, kind=kind), abs=1e-9)
+    found, expected = running.comparison().rows()[0], whole.rows()[0]
+    for name in ("value", "n", "low", "high", "null"):
+        assert found[name] == pytest.approx(expected[name], abs=1e-9), name
+
+
+def test_outputs_merge_and_are_saved() -> None:
+    x, y, labels = logits()
+    one, other = sosie.Running("bad_churn"), sosie.Running("bad_churn")
+    one.update(x[:100].numpy(), y[:100].numpy(), labels[:100])
+    again = sosie.Running("bad_churn")
+    again.load_state_dict(one.state_dict())
+    other.update(x[100:], y[100:], labels[100:])
+    assert (again + other).compute() == pytest.approx(sosie.measure("bad_churn", x, y, labels=labels), abs=1e-12)
+    with pytest.raises(ValueError, match="bad_churn: it needs labels"):
+        other.update(x, y)
+    with pytest.raises(TypeError, match="compares rows, not outputs: it takes no labels"):
+        sosie.Running("linear_cka").update(x, y, labels)
+    assert other.n == 200
 
 
 def of_this_rank(rows: int) -> float:

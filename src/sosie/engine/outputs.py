@@ -128,7 +128,7 @@ def compare_outputs(
             models = [source.describe() for source in sources]
             about = provenance(settings=settings, models=models, data=data, processes=ranks.several)
             pairs = {
-                pair: _comparison(grid, run.sides_of(*pair), chosen, [*notes, *run.mixing_of(*pair)], about)
+                pair: comparison_of(grid, run.sides_of(*pair), chosen, [*notes, *run.mixing_of(*pair)], about)
                 for pair, grid in sums.items()
             }
             return pairs[0, 1] if len(sources) == 2 else Comparisons(tuple(source.name for source in sources), pairs)
@@ -555,7 +555,7 @@ def _add(totals: dict[Pair, Grid], parts: Mapping[Pair, Grid]) -> None:
 
 
 @products()
-def _comparison(
+def comparison_of(
     grid: Grid,
     sides: tuple[Side, Side],
     measures: tuple[Measure, ...] | None,

@@ -1,8 +1,9 @@
-"""A measure of rows that come batch by batch, as in a training loop."""
+"""A measure of rows, or of outputs, that come batch by batch, as in a training loop."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -16,29 +17,45 @@ from ..linalg import largest_number, with_room
 from ..measures import Measure, find
 from ..process_state import products
 from ..results import Comparison, Side
-from ..stats import BLOCK, GramMaker, Grams, MomentMaker, Moments, PairedRows, on_device
+from ..stats import (
+    BLOCK,
+    GramMaker,
+    Grams,
+    MomentMaker,
+    Moments,
+    OutputSums,
+    PairedRows,
+    Reader,
+    on_device,
+    tensors_of,
+)
 from .distributed import together
+from .network import OUTPUT
+from .one_shot import as_outputs
+from .outputs import comparison_of
 from .partial import Partial
 from .plan import MEMORY, Plan, Request, find_measures, make_plan, size_text
 from .provenance import provenance
 
 
 class Running:
-    """A measure of two sites whose rows come batch by batch: `update(x, y)`, `compute()`, `reset()`.
+    """A measure of two sites, or of outputs, that come batch by batch: `update(x, y)`, `compute()`, `reset()`.
 
     Sums grow, not rows, so memory does not depend on the number of batches. `compute()` is the value that `compare`
     gives for all rows together: batches of any size, even of one row, change nothing, since blocks of 64 rows are cut
     anew. Options of the measure follow its name: `Running("svcca", keep=0.9)`. Measures that read the rows themselves,
-    such as mutual_knn, cannot be streamed: that is an error.
+    such as mutual_knn, cannot be streamed: that is an error. Measures of outputs take `update(x, y, labels)`, labels if
+    they need them, and are as in `compare_outputs`; the first batch decides the `kind` of outputs, unless it is given.
 
     With torch.distributed initialised, each process updates with rows of its own, and `compute()`, which every process
     must call, merges all of them in the order of the processes; `with sosie.engine.single_process():` stays with one.
     Of layers as wide as `compare` cuts into blocks, each process cuts its own.
     """
 
-    def __init__(self, measure: str | Measure, **options: Any) -> None:
-        chosen = find(measure)
-        (self.measure,) = find_measures(chosen.using(**options) if options else chosen, of="layers")
+    def __init__(self, measure: str | Measure, *, kind: str = "auto", **options: Any) -> None:
+        chosen = find(measure).using(**options) if options else find(measure)
+        (self.measure,) = find_measures(chosen, of="outputs" if chosen.reads_outputs else "layers")
+        self._kinds = (kind, kind)
         if issubclass(self.measure.reads, PairedRows):
             raise ValueError(
                 f"{self.measure.name} reads the rows themselves, so it cannot be streamed: collect the rows and pass "
@@ -51,11 +68,19 @@ class Running:
         """Forget all rows."""
         self.n = 0  # rows so far
         self._sides: tuple[Side, ...] = ()  # known once there are rows
-        self._sums: Grams | Moments | None = None
+        self._sums: Grams | Moments | OutputSums | None = None
         self._waiting: tuple[Tensor, ...] = ()  # the last rows of x and y, fewer than two blocks
 
-    def update(self, x: Any, y: Any) -> None:
-        """Add rows x (n, p) and y (n, q), NumPy or torch; row i of both belongs to the same input."""
+    def update(self, x: Any, y: Any, labels: Any = None) -> None:
+        """Add rows x (n, p) and y (n, q), NumPy or torch; row i of both belongs to the same input.
+
+        For measures of outputs, x and y are as in `sosie.measure`, with the right classes as `labels`.
+        """
+        if self.measure.reads_outputs:
+            self._add_outputs(as_outputs(x, "x"), as_outputs(y, "y"), labels)
+            return
+        if labels is not None:
+            raise TypeError(f"{self.measure.name} compares rows, not outputs: it takes no labels")
         rows = _rows(x, "x"), _rows(y, "y")
         if len(rows[0]) != len(rows[1]):
             raise ValueError(f"need paired rows, got {len(rows[0])} and {len(rows[1])}")
@@ -74,7 +99,7 @@ class Running:
         """Both together, the rows of `other` after these; neither is changed. `a + b` is the same."""
         if self.measure != other.measure:
             raise ValueError(f"{self.measure.name} and {other.measure.name} cannot be merged")
-        merged = Running(self.measure)
+        merged = Running(self.measure, kind=self._kinds[0])
         merged._device = self._device or other._device
         if self._sides and other._sides and (a := _widths(self._sides)) != (b := _widths(other._sides)):
             raise ValueError(f"these rows have widths {a} and {b}")
@@ -101,7 +126,8 @@ class Running:
         estimate = self._compare({})[self.measure.name]
         value = float(estimate.value[0, 0])
         if value != value:
-            reasons = [caveat.text for caveat in estimate.caveats if caveat.undefined] or ["one side does not vary"]
+            texts = (caveat.text.removeprefix("undefined: ") for caveat in estimate.caveats if caveat.undefined)
+            reasons = [*texts] or ["one side does not vary"]
             raise ValueError(f"{self.measure.name} is undefined: {'; '.join(reasons)}")
         return value
 
@@ -126,13 +152,16 @@ class Running:
             self._begin(sides)
             self.n, held = about["n"], decode(about["layout"], state)
             self._sums, self._waiting = held["sums"], held["waiting"]
-            self.to(self._device or self._waiting[0].device)
+            self.to(self._device or next(tensors_of((self._sums, self._waiting))).device)
 
     def __repr__(self) -> str:
         return f"<Running {self.measure.name}: {self.n} rows>"
 
     def _begin(self, sides: tuple[Side, ...]) -> None:
         """Choose the statistic for rows of these widths, as `compare` does for data of unknown length."""
+        if self.measure.reads_outputs:
+            self._sides = sides
+            return
         p, q = (side.widths for side in sides)
         plan = make_plan(Request((self.measure,)), (p, q), None, budget=MEMORY)
         self._kind = plan.kinds[self.measure.name]
@@ -153,6 +182,24 @@ class Running:
             self._grow(self._sums_of(tuple(each[:whole] for each in rows)))
         self._waiting = tuple(each[whole:].clone() for each in rows)  # a caller may change its rows in place
 
+    def _add_outputs(self, x: Tensor, y: Tensor, labels: Any) -> None:
+        self._device = self._device or x.device
+        kinds = self._sums.kinds if isinstance(self._sums, OutputSums) else self._kinds
+        with products(), torch.no_grad():
+            a, b = (
+                Reader(name, kind).read(outputs.to(self._device))
+                for name, kind, outputs in zip("xy", kinds, (x, y), strict=True)
+            )
+            right = None if labels is None else as_outputs(labels, "labels")
+            sums = OutputSums.join(a, b, right, start=self.n, only=self.measure.reads)
+        if self.measure.reads not in sums.supplies:
+            raise ValueError(f"{self.measure.name}: {sums.why_not(self.measure.reads)}")
+        if sums.n:
+            if not self._sides:
+                self._begin((_side(OUTPUT, x, "x"), _side(OUTPUT, y, "y")))
+            self._grow(sums)
+            self.n += sums.n
+
     def _sums_of(self, rows: tuple[Tensor, ...]) -> Grams | Moments:
         with products(tf32=self._kind == "grams"):
             a, b = (
@@ -164,7 +211,7 @@ class Running:
             first = 0 if self._sums is None else self._sums.n // BLOCK
             return Grams.join(a, b, block=BLOCK, first_block=first)
 
-    def _grow(self, sums: Grams | Moments | None) -> None:
+    def _grow(self, sums: Grams | Moments | OutputSums | None) -> None:
         if sums is not None:
             sums = sums if self._device is None else on_device(sums, self._device)
             self._sums = sums if self._sums is None else self._sums.merge(sums)  # type: ignore[arg-type]
@@ -186,9 +233,11 @@ class Running:
     def _finish(self, about: dict[str, Any]) -> Comparison:
         if not self.n:
             raise ValueError(f"{self.measure.name} has no rows yet: call update(x, y) first")
+        a, b = self._sides
+        if isinstance(self._sums, OutputSums):
+            return comparison_of({(OUTPUT, OUTPUT): self._sums}, (a, b), (self.measure,), [], about)
         sums = self._sums_of(self._waiting)
         whole = sums if self._sums is None else self._sums.merge(sums)  # type: ignore[arg-type]
-        a, b = self._sides
         partial = Partial(a, b, {self.measure.name: self._kind}, "flatten", {self._kind: whole}, self.n, self.n)
         return partial.finish(about)
 
@@ -209,9 +258,9 @@ def _rows(values: Any, label: str) -> Tensor:
     return rows
 
 
-def _side(name: str, rows: Tensor) -> Side:
-    width = rows.shape[1]
-    return Side(name, (name,), (width,), ((width,),), (str(rows.dtype).removeprefix("torch."),))
+def _side(site: str, rows: Tensor, name: str | None = None) -> Side:
+    shape = tuple(rows.shape[1:])
+    return Side(name or site, (site,), (math.prod(shape),), (shape,), (str(rows.dtype).removeprefix("torch."),))
 
 
 def _widths(sides: tuple[Side, ...]) -> tuple[int, ...]:

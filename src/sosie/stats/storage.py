@@ -15,11 +15,12 @@ from torch import Tensor
 from ..files import DamagedFile, decode, encode, read_tensors, reading, storable, write_tensors
 from .grams import Drift, Grams, PairSums, ShuffledSums
 from .moments import Moments, SideSums
+from .outputs import OutputSums, ValueSums
 from .sample import Sample
 
 VERSION = 2
 
-storable(Drift, Grams, PairSums, Moments, SideSums, Sample, ShuffledSums)
+storable(Drift, Grams, PairSums, Moments, SideSums, Sample, ShuffledSums, OutputSums, ValueSums)
 
 
 def save_statistics(
