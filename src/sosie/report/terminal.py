@@ -138,11 +138,11 @@ def _facts(fact: Mapping[str, Any]) -> list[str]:
     traits.append("differentiable" if fact["differentiable"] else "not differentiable")
     if fact["invariant"]:
         traits.insert(0, f"invariant to {', '.join(sorted(fact['invariant']))}")
-    package = fact.get("package", "sosie")
     origin = [f"reads {fact['reads']}"] + ([f"cost {fact['cost']}"] if fact["cost"] else [])
-    origin += [] if package == "sosie" else [f"from the package {package}"]
     papers = [" ".join(paper) for paper in cited(fact["paper"] or "")] or ([fact["paper"]] if fact["paper"] else [])
     lines = [reading, "; ".join(traits), "; ".join(origin), *papers]
+    if (package := fact.get("package", "sosie")) != "sosie":
+        lines.append(f"from the package {package}")
     if fact["defaults"]:
         lines.append("defaults: " + ", ".join(f"{key}={value}" for key, value in fact["defaults"].items()))
     return lines
