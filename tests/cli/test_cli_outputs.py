@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 import numpy as np
-from test_cli import MODELS, run, run_here
+from test_cli import MODELS, run_here
 
 import sosie
 
 
 def test_outputs(tmp_path: Path) -> None:
-    found = run("outputs", *MODELS, "--data", "demo", "--max-rows", "128", "--out", "o.json", "--html", "o.html",
+    found = run_here("outputs", *MODELS, "--data", "demo", "--max-rows", "128", "--out", "o.json", "--html", "o.html",
                 cwd=tmp_path)  # fmt: skip
     assert found.returncode == 0, found.stderr
     assert found.stderr == "", "progress in a pipe"
@@ -29,7 +29,9 @@ def test_outputs(tmp_path: Path) -> None:
 def test_predictions_and_chosen_measures(tmp_path: Path) -> None:
     for k in range(3):
         np.savez(tmp_path / f"p{k}.npz", np.arange(40) % (k + 2))
-    found = run("outputs", "p0.npz", "p1.npz", "p2.npz", "--measures", "agreement", "--out", "o.json", cwd=tmp_path)
+    found = run_here(
+        "outputs", "p0.npz", "p1.npz", "p2.npz", "--measures", "agreement", "--out", "o.json", cwd=tmp_path
+    )
     assert found.returncode == 0, found.stderr
     assert sosie.load(tmp_path / "o.json").names == ("p0", "p1", "p2")
     wrong = run_here("outputs", "p0.npz", "p1.npz", "--measures", "error_overlap", cwd=tmp_path)
@@ -39,8 +41,8 @@ def test_predictions_and_chosen_measures(tmp_path: Path) -> None:
 
 def test_shifts(tmp_path: Path) -> None:
     shifts = "clean,fog(severity=5),pgd(steps=2)"
-    found = run("outputs", *MODELS, "--data", "demo", "--max-rows", "32", "--shifts", shifts, "--measures", "agreement",
-                "--out", "o.json", cwd=tmp_path)  # fmt: skip
+    options = ["--data", "demo", "--max-rows", "32", "--shifts", shifts, "--measures", "agreement", "--out", "o.json"]
+    found = run_here("outputs", *MODELS, *options, cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     assert "pgd(steps=2) on B" in found.stdout
     stored = sosie.load(tmp_path / "o.json")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_cli import MODELS, run, run_here
+from test_cli import MODELS, run_here
 
 import sosie
 from sosie.cli.main import app
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_sketch_tells_what_it_kept(folder: Path, tmp_path: Path) -> None:
-    found = run("sketch", MODELS[0], *SHORT, "--size", "64", "--out", "k.safetensors", cwd=tmp_path)
+    found = run_here("sketch", MODELS[0], *SHORT, "--size", "64", "--out", "k.safetensors", cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     kept = Sketch.load(tmp_path / "k.safetensors")
     for text in ("2 sites, 96 rows in 64 buckets, seed 0", "features, gradients, hadamard", "logits", "peak memory"):
@@ -48,9 +48,11 @@ def test_parts_are_merged(folder: Path, tmp_path: Path) -> None:
     )
     for part, start in (("first", "0"), ("rest", "40")):
         data = ("--data", f"half.py:{part}", "--sites", "relu2,fc", "--size", "64", "--first-row", start)
-        found = run("sketch", MODELS[0], *data, "--out", f"{part}.safetensors", cwd=tmp_path)
+        found = run_here("sketch", MODELS[0], *data, "--out", f"{part}.safetensors", cwd=tmp_path)
         assert found.returncode == 0, found.stderr
-    merged = run("sketch", "--merge", "rest.safetensors", "first.safetensors", "--out", "k.safetensors", cwd=tmp_path)
+    merged = run_here(
+        "sketch", "--merge", "rest.safetensors", "first.safetensors", "--out", "k.safetensors", cwd=tmp_path
+    )
     assert merged.returncode == 0, merged.stderr
     assert "96 rows" in merged.stdout
     kept, whole = Sketch.load(tmp_path / "k.safetensors"), Sketch.load(folder / "a.safetensors")
@@ -67,7 +69,7 @@ def test_parts_are_merged(folder: Path, tmp_path: Path) -> None:
 def test_sketches_are_compared(folder: Path, tmp_path: Path) -> None:
     files = [str(folder / f"{name}.safetensors") for name in "abc"]
     options = ("--kernel", "features", "--measures", "linear_cka,debiased_cka", "--out", str(tmp_path / "c.json"))
-    found = run("compare", *files[:2], *options)
+    found = run_here("compare", *files[:2], *options)
     assert found.returncode == 0, found.stderr
     c = sosie.load(tmp_path / "c.json")
     assert isinstance(c, Comparison)
@@ -76,18 +78,18 @@ def test_sketches_are_compared(folder: Path, tmp_path: Path) -> None:
     )
     assert isinstance(expected, Comparison)
     np.testing.assert_array_equal(c.matrix("debiased_cka"), expected.matrix("debiased_cka"))
-    apart = run("compare", files[0], files[2], "--unpaired")
+    apart = run_here("compare", files[0], files[2], "--unpaired")
     assert apart.returncode == 0, apart.stderr
     for text in ("linear_cka", "spectral_bures_distance", "share no rows"):
         assert text in apart.stdout, text
-    independent = run("compare", files[0], files[2])
+    independent = run_here("compare", files[0], files[2])
     assert independent.returncode == 1
     assert "--unpaired" in independent.stderr
 
 
 def test_transfer(folder: Path, tmp_path: Path) -> None:
     files = ("--out", "t.json", "--html", "t.html")
-    found = run("transfer", *MODELS, *SHORT, "--size", "64", *files, cwd=tmp_path)
+    found = run_here("transfer", *MODELS, *SHORT, "--size", "64", *files, cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     t = sosie.load(tmp_path / "t.json")
     assert isinstance(t, Comparisons)
@@ -98,7 +100,7 @@ def test_transfer(folder: Path, tmp_path: Path) -> None:
     page = (tmp_path / "t.html").read_text("utf-8")
     assert "How much is there to adapt?" in page
     assert "has the least to adapt" in page
-    one = run("transfer", str(folder / "a.safetensors"), "--full")
+    one = run_here("transfer", str(folder / "a.safetensors"), "--full")
     assert one.returncode == 0, one.stderr
     lines = [line.split() for line in one.stdout.splitlines() if line.strip().startswith(("1 relu2", "2 fc"))]
     embedding = t["small_cnn-seed0", "demo-test"].matrix("mean_embedding")[:, 0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from test_cli import MODELS, run, run_here
+from test_cli import MODELS, run_here
 
 import sosie
 from sosie.data import open_data
@@ -12,7 +12,7 @@ from sosie.results import Comparison
 
 
 def test_stitch(tmp_path: Path) -> None:
-    found = run("stitch", *MODELS, "--site", "relu2", "--data", "demo", "--max-rows", "128", cwd=tmp_path)
+    found = run_here("stitch", *MODELS, "--site", "relu2", "--data", "demo", "--max-rows", "128", cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     assert "least_squares from relu2 of A to relu2 of B" in found.stdout
     fitted = sosie.stitch(MODELS[0], "relu2", MODELS[1], "relu2", open_data("demo", split="train", max_rows=128))
@@ -25,7 +25,7 @@ def test_stitch(tmp_path: Path) -> None:
 
 def test_stitch_at_all_sites(tmp_path: Path) -> None:
     files = ("--out", "c.json", "--report", "c.html")
-    found = run("stitch", *MODELS, "--all-sites", "--data", "demo", "--max-rows", "128", *files, cwd=tmp_path)
+    found = run_here("stitch", *MODELS, "--all-sites", "--data", "demo", "--max-rows", "128", *files, cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     c = sosie.load(tmp_path / "c.json")
     assert isinstance(c, Comparison)

@@ -60,7 +60,7 @@ def test_names_are_shown_and_never_acted_on(folder: Path) -> None:
     found = zoo("list", folder).stdout
     assert "[red]<b>" in found
     assert "[bold]" in found
-    refused = run("zoo", "add", str(folder), "../evil=small_cnn(seed=3)")
+    refused = run_here("zoo", "add", str(folder), "../evil=small_cnn(seed=3)")
     assert refused.returncode == 1
     assert "separators" in refused.stderr
     assert "Traceback" not in refused.stderr
@@ -72,7 +72,7 @@ def test_tag_remove_compact(folder: Path) -> None:
     assert zoo("remove", folder, "two").exit_code == 0
     assert list(Zoo(folder)) == ["small_cnn(seed=0)"]
     assert "MiB given back" in zoo("compact", folder).stdout
-    missing = run("zoo", "remove", str(folder), "twoo")
+    missing = run_here("zoo", "remove", str(folder), "twoo")
     assert missing.returncode == 1
     assert missing.stderr.strip() == f"error: no model 'twoo' in {folder}; there are small_cnn(seed=0)"
 
