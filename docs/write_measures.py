@@ -90,6 +90,7 @@ def _section(measure: Measure) -> str:
         "symmetric" if measure.symmetric else "not symmetric",
         "has a gradient" if measure.differentiable else "no gradient",
         *(["needs equal widths"] if measure.same_width else []),
+        *([f"aligned by {measure.aligned_by.name}"] if measure.aligned_by else []),
         *([f"also needs {', '.join(sorted(measure.needs))}"] if measure.needs else []),
         *([f"options {options}"] if options else []),
     ]

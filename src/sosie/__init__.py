@@ -9,7 +9,7 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from .diffing import assert_same, diff
-    from .engine import Running, compare, compare_outputs, extract, list_measures, measure
+    from .engine import Running, align, compare, compare_outputs, extract, list_measures, measure
     from .history import dynamics
     from .report import write_report
     from .results import load
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Names are fetched when first used, so that `import sosie` and `sosie --help` do not wait for torch.
 _HOMES = {
     "diffing": ("assert_same", "diff"),
-    "engine": ("Running", "compare", "compare_outputs", "extract", "list_measures", "measure"),
+    "engine": ("Running", "align", "compare", "compare_outputs", "extract", "list_measures", "measure"),
     "history": ("dynamics",),
     "report": ("write_report",),
     "results": ("load",),
@@ -35,6 +35,7 @@ __all__ = [
     "Running",
     "Stitch",
     "Zoo",
+    "align",
     "assert_same",
     "compare",
     "compare_outputs",

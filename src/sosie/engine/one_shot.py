@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..capture import number_array
 from ..linalg import chain_products, near_one, total_squares, vanishes
-from ..measures import Measure, find, load_all, snap_to_bounds
+from ..measures import Measure, Transform, aligner_of, find, fit_transform, load_all, snap_to_bounds
 from ..process_state import products
 from ..results import Side
 from ..stats import Atoms, LinearMaps, OutputSums, Reader, Sample, TensorPair, linear_maps
@@ -55,13 +55,7 @@ def measure(
     factors (d, p₁), (p₁, p₂), … to be multiplied; for measures of tensors, two tensors of one shape; for measures of
     atoms, the atoms (m, height, width) of one layer of two models that share its coefficients.
     """
-    if not isinstance(name, (str, Measure)):
-        where = next((f"{w} place" for w, v in (("second", x), ("third", y)) if isinstance(v, (str, Measure))), None)
-        found = f"; it is in the {where}" if where else f", got {type(name).__name__} in its place"
-        raise TypeError(f"the name of the measure comes first, measure('linear_cka', x, y){found}")
-    chosen = find(name)
-    if options:
-        chosen = chosen.using(**options)
+    chosen = _chosen(name, x, y, options, call="measure('linear_cka', x, y)")
     if chosen.reads_outputs:
         return _of_outputs(chosen, x, y, inputs, labels, kind)
     if labels is not None or kind != "auto":
@@ -70,28 +64,66 @@ def measure(
         if inputs is not None:
             raise TypeError(f"{chosen.name} takes no inputs")
         return _of_weights(chosen, x, y)
-    any_scale = "scale" in chosen.invariant
-    (rows_x, squares_x), (rows_y, squares_y) = _rows(x, "x", any_scale), _rows(y, "y", any_scale)
-    if len(rows_x) != len(rows_y):
-        raise ValueError(f"need paired rows, got {len(rows_x)} and {len(rows_y)}")
     if inputs is not None and "inputs" not in chosen.needs:
         raise TypeError(f"{chosen.name} takes no inputs")
-    if len(rows_x) < 2:
-        raise ValueError(f"need at least 2 rows to compare, got {len(rows_x)}")
-    input_rows = None if inputs is None else _rows(inputs, "inputs", True)[0].to(rows_x.device)
-    sample = Sample.of(rows_x, rows_y.to(rows_x.device), inputs=input_rows)
-    for label, rows, squares in (("x", rows_x, squares_x), ("y", rows_y, squares_y)):
-        if not _varies(rows, squares):
-            raise ValueError(f"{label} does not vary: all {sample.n} rows are equal, so no similarity is defined")
+    sample = _paired(x, y, any_scale="scale" in chosen.invariant)
+    if inputs is not None:
+        sample = Sample.of(sample.xs, sample.ys, inputs=_rows(inputs, "inputs", True)[0].to(sample.xs[0].device))
     with torch.no_grad():
         value = float(snap_to_bounds(chosen.from_sample(sample), chosen))
     if math.isnan(value):
         raise ValueError(f"{chosen.name} is undefined here: nothing of one side is left once it is centred")
-    sides = [Side(label, (label,), (rows.shape[1],), ((),)) for label, rows in (("x", rows_x), ("y", rows_y))]
+    _warn(chosen, sample)
+    return value
+
+
+@products()
+def align(name: str | Measure, x: Any, y: Any, **options: Any) -> Transform:
+    """The alignment behind the value of a measure: fitted on paired rows x (n, p) and y (n, q), to use on others.
+
+    Rotations (procrustes_distance and its relatives, shape_angle), canonical directions (mean_cca, svcca, pwcca),
+    regressions, matched neurons and transport plans have one; `sosie measures` says which measures do ("aligned_by").
+    `t.apply(x2)` aligns other rows; `t.score(x2, y2)` is the value of the measure for them under the same alignment,
+    the held-out value; on x and y it is that of `sosie.measure`. `t.maps` holds the directions, pairs or plan,
+    `t.save(path)` writes safetensors, and `sosie.engine.Transform.load(path)` reads them.
+    """
+    chosen = _chosen(name, x, y, options, call="align('procrustes_distance', x, y)")
+    aligner_of(chosen)
+    sample = _paired(x, y, any_scale=False)
+    chosen.check_widths(sample.xs[0].shape[1], sample.ys[0].shape[1])
+    with torch.no_grad():
+        transform = fit_transform(chosen, sample)
+    _warn(chosen, sample)
+    return transform
+
+
+def _chosen(name: str | Measure, x: Any, y: Any, options: dict[str, Any], call: str) -> Measure:
+    if not isinstance(name, (str, Measure)):
+        where = next((f"{w} place" for w, v in (("second", x), ("third", y)) if isinstance(v, (str, Measure))), None)
+        found = f"; it is in the {where}" if where else f", got {type(name).__name__} in its place"
+        raise TypeError(f"the name of the measure comes first, {call}{found}")
+    return find(name).using(**options) if options else find(name)
+
+
+def _paired(x: Any, y: Any, *, any_scale: bool) -> Sample:
+    """Paired rows that vary; see `_rows`."""
+    (rows_x, squares_x), (rows_y, squares_y) = _rows(x, "x", any_scale), _rows(y, "y", any_scale)
+    if len(rows_x) != len(rows_y):
+        raise ValueError(f"need paired rows, got {len(rows_x)} and {len(rows_y)}")
+    if len(rows_x) < 2:
+        raise ValueError(f"need at least 2 rows to compare, got {len(rows_x)}")
+    for label, rows, squares in (("x", rows_x, squares_x), ("y", rows_y, squares_y)):
+        if not _varies(rows, squares):
+            raise ValueError(f"{label} does not vary: all {len(rows)} rows are equal, so no similarity is defined")
+    return Sample.of(rows_x, rows_y.to(rows_x.device))
+
+
+def _warn(chosen: Measure, sample: Sample) -> None:
+    """Warn of too few rows for the width of a side, and of directions that are lost."""
+    sides = [Side(label, (label,), widths, ((),)) for label, widths in zip("xy", sample.widths, strict=True)]
     caveats = [*of_widths(chosen, sample, *sides), *of_lost_directions(chosen, sample, *sides)]
     if texts := dict.fromkeys(caveat.text for caveat in caveats):
-        warnings.warn(f"{chosen.name}: {'; '.join(texts)}", stacklevel=3)  # past what `products` puts around this
-    return value
+        warnings.warn(f"{chosen.name}: {'; '.join(texts)}", stacklevel=4)  # past what `products` puts around the caller
 
 
 def _of_outputs(chosen: Measure, x: Any, y: Any, inputs: Any, labels: Any, kind: str) -> float:

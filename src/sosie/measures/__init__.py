@@ -64,6 +64,7 @@ from .shape import (
     regression_r2,
     shape_angle,
 )
+from .transforms import Transform, aligner_of, fit_transform
 from .weights import (
     atom_cosine,
     atom_grassmann,

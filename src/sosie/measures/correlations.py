@@ -12,6 +12,7 @@ from ..checks import whole_number
 from ..linalg import leading_count, nuclear_norm, rank_tolerance, singular, singular_values
 from ..stats import Covariances, Scatter
 from .define import define
+from .transforms import CANONICAL, CANONICAL_LEADING, CANONICAL_SQUARED, CANONICAL_WEIGHTED
 
 ROUNDINGS = 100  # below this many, 1 − ρ² counts as 0: above, it has two digits or more
 
@@ -30,6 +31,7 @@ def _directions(c: Covariances) -> Tensor:
     invariant={"rotation", "scale", "shift", "linear"},
     paper="raghu2017",
     chance="grows with (p + q) / n, 1 at p ≥ n − 1",
+    aligned_by=CANONICAL,
 )
 def mean_cca(c: Covariances) -> Tensor:
     """Mean canonical correlation, over as many as the smaller rank.
@@ -43,7 +45,10 @@ def mean_cca(c: Covariances) -> Tensor:
 
 
 @by_correlations(
-    invariant={"rotation", "scale", "shift", "linear"}, paper="kornblith2019", chance="max(p, q) / (n − 1)"
+    invariant={"rotation", "scale", "shift", "linear"},
+    paper="kornblith2019",
+    chance="max(p, q) / (n − 1)",
+    aligned_by=CANONICAL_SQUARED,
 )
 def cca_r2(c: Covariances) -> Tensor:
     """Mean squared canonical correlation (R²_CCA), over as many as the smaller rank; saturates like mean_cca."""
@@ -51,7 +56,10 @@ def cca_r2(c: Covariances) -> Tensor:
 
 
 @by_correlations(
-    invariant={"rotation", "scale", "shift"}, paper="raghu2017", chance="grows with the directions kept over n"
+    invariant={"rotation", "scale", "shift"},
+    paper="raghu2017",
+    chance="grows with the directions kept over n",
+    aligned_by=CANONICAL_LEADING,
 )
 def svcca(c: Covariances, keep: float = 0.99, directions: int | None = None) -> Tensor:
     """Mean canonical correlation of the leading principal components that hold `keep` of each side's variance.
@@ -90,6 +98,7 @@ def _share_of(side: Scatter, directions: int) -> float:
     differentiable=False,
     paper="morcos2018",
     chance="grows with (p + q) / n",
+    aligned_by=CANONICAL_WEIGHTED,
 )
 def pwcca(c: Covariances) -> Tensor:
     """Canonical correlations weighted by how much of x each direction accounts for.

@@ -23,6 +23,7 @@ from ..stats.outputs import Outputs, OutputSums
 from ..stats.sample import Sample
 from ..stats.views import Alignment, Covariances, Neurons, PairedRows
 from ..stats.weights import Atoms, LinearMaps, Weights, linear_maps
+from .transforms import Aligner
 
 MEASURES: dict[str, Measure] = {}
 
@@ -41,7 +42,7 @@ TRANSFORMATIONS = {
 UNKNOWN = "unknown"  # a fact that nobody has declared; a measure of sosie's declares them all
 FACTS = (
     "name", "summary", "reads", "bounds", "same", "closer", "invariant", "symmetric", "differentiable", "paired",
-    "same_width", "needs", "chance", "cost", "paper", "defaults",
+    "same_width", "needs", "aligned_by", "chance", "cost", "paper", "defaults",
 )  # fmt: skip
 USUAL = ("debiased_cka", "linear_cka", "mean_cca", "cca_r2", "procrustes_distance", "procrustes_angle")
 IMPLIED = {"rotation": {"permutation"}, "linear": {"permutation", "rotation", "stretch", "scale"}, "stretch": {"scale"}}
@@ -78,6 +79,7 @@ class Measure:
     needs: frozenset[str] = frozenset()  # what it reads beside x and y: "inputs", "labels"
     share: bool = False  # whether it is the share of inputs that count, which has an exact interval
     by_chance: ByChance | None = None  # mean and spread by chance, from n and both ranks
+    aligned_by: Aligner | None = None  # what `sosie.align` returns for it
     options: dict[str, Any] = field(default_factory=dict)
     # By option: the facts that are others once it is set, to anything but None and False.
     with_options: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -122,6 +124,7 @@ class Measure:
             "by chance": self.chance,
             "with few rows": self.few_rows,
             "needs": ", ".join(sorted(self.needs)),
+            "aligned by": None if self.aligned_by is None else self.aligned_by.name,
             "symmetric": "yes" if self.symmetric else "no",
             "differentiable": "yes" if self.differentiable else "no",
             "cost": self.cost,
@@ -196,6 +199,7 @@ class Measure:
             "invariant": sorted(self.invariant),
             "needs": sorted(self.needs),
             "package": self.function.__module__.partition(".")[0],
+            "aligned_by": None if self.aligned_by is None else self.aligned_by.name,
         }
 
 

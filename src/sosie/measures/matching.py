@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..linalg import singular
+from ..linalg import best_assignment, singular
 from ..stats import Neurons, PairedRows
 from .define import define
 from .shape import distance_from
+from .transforms import CLOSEST, MATCH, MATCH_BY_CORRELATION, UNCENTRED_ROTATION, transport
 
 STEPS = 10**8  # of the network simplex, far beyond what the largest allowed problem takes
 
@@ -27,7 +28,9 @@ by_correlation = functools.partial(
 
 
 @by_distance(
-    paper="williams2021", chance="below √2 by the best of many matches, at least about √(2 − 2 √(2 log p / n))"
+    paper="williams2021",
+    chance="below √2 by the best of many matches, at least about √(2 − 2 √(2 log p / n))",
+    aligned_by=MATCH,
 )
 def permutation_procrustes_distance(neurons: Neurons) -> Tensor:
     """Distance after centring, scaling each side to unit norm, and the best one-to-one match of neurons.
@@ -38,7 +41,25 @@ def permutation_procrustes_distance(neurons: Neurons) -> Tensor:
     return distance_from(neurons.matched.sum() / (neurons.x.sum().sqrt() * neurons.y.sum().sqrt()))
 
 
-@by_distance(paper="khosla2024", cost="n p q + p q (p + q)", chance="below √2 by the best of many matches")
+def _plan(neurons: Neurons) -> Tensor:
+    """The transport plan (p, q) of least cost."""
+    p, q = neurons.xy.shape
+    if p == q:
+        plan = torch.zeros_like(neurons.xy)
+        plan[best_assignment(neurons.xy)] = 1 / p
+        return plan
+    x, y = (side.detach() / side.detach().mean() for side in (neurons.x, neurons.y))
+    size = (neurons.x.mean() * neurons.y.mean()).sqrt().detach()
+    cost = x[:, None] + y[None, :] - 2 * neurons.xy.detach() / size
+    return torch.from_numpy(_transport(cost.cpu().numpy())).to(cost)
+
+
+@by_distance(
+    paper="khosla2024",
+    cost="n p q + p q (p + q)",
+    chance="below √2 by the best of many matches",
+    aligned_by=transport(_plan),
+)
 def soft_match_distance(neurons: Neurons) -> Tensor:
     """Distance under the best transport of neurons to neurons, where all neurons of a side have equal weight.
 
@@ -46,14 +67,7 @@ def soft_match_distance(neurons: Neurons) -> Tensor:
     so that ‖xᵢ‖² is 1 on average. Equal to permutation_procrustes_distance for equal widths. Unequal widths need POT
     (`pip install 'sosie[transport]'`). At most 4096² pairs of neurons.
     """
-    p, q = neurons.xy.shape
-    size = neurons.x.mean().sqrt() * neurons.y.mean().sqrt()
-    if p == q:
-        return distance_from(neurons.matched.mean() / size)
-    x, y = (side.detach() / side.detach().mean() for side in (neurons.x, neurons.y))
-    cost = x[:, None] + y[None, :] - 2 * neurons.xy.detach() / size.detach()
-    plan = torch.from_numpy(_transport(cost.cpu().numpy())).to(cost)
-    return distance_from((plan * neurons.xy).sum() / size)
+    return distance_from(neurons.transported(_plan) / (neurons.x.mean().sqrt() * neurons.y.mean().sqrt()))
 
 
 def _transport(cost: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -69,7 +83,7 @@ def _transport(cost: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, n
     return np.asarray(plan)
 
 
-@by_correlation(chance="above 0, at most about √(2 log p / n)")
+@by_correlation(chance="above 0, at most about √(2 log p / n)", aligned_by=MATCH_BY_CORRELATION)
 def hard_correlation_match(neurons: Neurons) -> Tensor:
     """Mean correlation of neurons under the best one-to-one match, over as many as the narrower side has.
 
@@ -79,14 +93,14 @@ def hard_correlation_match(neurons: Neurons) -> Tensor:
     return neurons.matched_correlations.mean()
 
 
-@by_correlation(symmetric=False, cost="n p q", chance="above 0, at most about √(2 log q / n)")
+@by_correlation(symmetric=False, cost="n p q", chance="above 0, at most about √(2 log q / n)", aligned_by=CLOSEST)
 def soft_correlation_match(neurons: Neurons) -> Tensor:
     """Correlation of each neuron of x with its most correlated neuron of y, averaged over the neurons of x.
 
     Signed; several neurons of x may have the same neuron of y. A constant neuron has correlation 0 and counts. At most
     4096² pairs of neurons.
     """
-    return neurons.correlations.amax(1).mean()
+    return neurons.closest_correlations.mean()
 
 
 @define(
@@ -99,6 +113,7 @@ def soft_correlation_match(neurons: Neurons) -> Tensor:
     cost="n p q + p q min(p, q)",
     few_rows="biased",
     chance="above 0, towards 1 as p grows past n; a common mean adds to it",
+    aligned_by=UNCENTRED_ROTATION,
 )
 def aligned_cosine(rows: PairedRows) -> Tensor:
     """Cosine between row i of XQ and row i of Y, averaged over rows, with Q the best rotation of X onto Y.

@@ -12,6 +12,7 @@ from ..linalg.products import cholesky, product, total_squares, triangular_inver
 from ..linalg.spectra import inverse_root, nuclear_norm
 from ..stats import Covariances, PairedRows, Scatter
 from .define import define
+from .transforms import REGRESSION, ROTATION, SHAPE
 
 SMALLEST_RIDGE = 1e-8  # share of the total variance below which rounding decides
 
@@ -35,6 +36,7 @@ def _overlap(c: Covariances) -> Tensor:
     cost="n p q + p q min(p, q)",
     few_rows="biased",
     chance="grows with √(p q) / n",
+    aligned_by=ROTATION,
 )
 def normalized_bures(c: Covariances) -> Tensor:
     """Normalised Bures similarity: fidelity of the centred Gram matrices over the root of their traces.
@@ -49,6 +51,7 @@ def normalized_bures(c: Covariances) -> Tensor:
     paper="schonemann1966, williams2021",
     cost="n p q + p q min(p, q)",
     chance="below √2, towards 0 as p grows past n",
+    aligned_by=ROTATION,
 )
 def procrustes_distance(c: Covariances) -> Tensor:
     """Distance after centring, scaling each side to unit norm, and the best rotation: √(2 − 2 ‖XᵀY‖₊).
@@ -63,6 +66,7 @@ def procrustes_distance(c: Covariances) -> Tensor:
     paper="williams2021",
     cost="n p q + p q min(p, q)",
     chance="below π/2, towards 0 as p grows past n",
+    aligned_by=ROTATION,
 )
 def procrustes_angle(c: Covariances) -> Tensor:
     """Angle between the two sets of rows after the best rotation: arccos of normalized_bures; a metric."""
@@ -107,6 +111,7 @@ def hsic(c: Covariances) -> Tensor:
     paper="schonemann1966",
     cost="n p q + p q min(p, q)",
     chance="below √(‖X‖² + ‖Y‖²)",
+    aligned_by=ROTATION,
 )
 def raw_procrustes_distance(c: Covariances) -> Tensor:
     """Distance after centring and the best rotation, without scaling: √(‖X‖² + ‖Y‖² − 2 ‖XᵀY‖₊).
@@ -121,6 +126,7 @@ def raw_procrustes_distance(c: Covariances) -> Tensor:
     paper="williams2021",
     cost="n p q + p³ + q³",
     chance="below π/2, towards 0 as p grows past n",
+    aligned_by=SHAPE,
 )
 def shape_angle(c: Covariances, alpha: float = 0.5) -> Tensor:
     """Angle after the best rotation of partly whitened rows, X (αI + (1 − α) C^(-1/2)): from CCA (0) to Procrustes (1).
@@ -132,7 +138,9 @@ def shape_angle(c: Covariances, alpha: float = 0.5) -> Tensor:
     """
     if not 0 <= alpha <= 1:
         raise ValueError(f"shape_angle goes from CCA (alpha=0) to Procrustes (alpha=1), got alpha={alpha!r}")
-    if alpha < 1 and (components := c.principal(1.0)) is not None:
+    if alpha == 1:
+        return _angle_from(_overlap(c))
+    if (components := c.principal(1.0)) is not None:
         shared, *sizes = components
         # In units in which variances are 1 on average, a component of standard deviation s becomes α s + 1 − α.
         x, y = (alpha * s / s.square().mean().sqrt() + 1 - alpha for s in sizes)
@@ -187,6 +195,7 @@ def _angle_from(overlap: Tensor, rounding: float = 0) -> Tensor:
     cost="(n + p) p (p + q)",
     few_rows="saturates in x",
     chance="p / (n − 1)",
+    aligned_by=REGRESSION,
 )
 def regression_r2(c: Covariances) -> Tensor:
     """Share of y's variance that a linear regression on x explains, in sample.

@@ -24,6 +24,8 @@ from .views import (
     Alignment,
     Covariances,
     DebiasedAlignment,
+    HeldCovariances,
+    HeldNeurons,
     Neurons,
     PairedRows,
     PairViews,

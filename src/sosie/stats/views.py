@@ -384,6 +384,17 @@ class Covariances:
 
 
 @dataclass
+class HeldCovariances(Covariances):
+    """The covariances of rows under an alignment that was found on other rows."""
+
+    held: Tensor = field(kw_only=True)  # of the aligned rows, in place of the best sum
+
+    @property
+    def nuclear(self) -> Tensor:
+        return self.held
+
+
+@dataclass
 class SiteRows:
     """The rows of one site, with a cache of what measures derive from them alone."""
 
@@ -456,6 +467,37 @@ class Neurons:
     def matched_correlations(self) -> Tensor:
         """Correlations of min(p, q) pairs of neurons, matched one to one for the largest sum."""
         return self.correlations[best_assignment(self.correlations)]
+
+    @once
+    def closest_correlations(self) -> Tensor:
+        """(p,) The correlation of each neuron of x with its most correlated neuron of y."""
+        return self.correlations.amax(1)
+
+    def transported(self, plan: Callable[[Neurons], Tensor]) -> Tensor:
+        """The covariance of x with y under the transport plan (p, q) that the function finds."""
+        return (plan(self) * self.xy).sum()
+
+
+@dataclass
+class HeldNeurons(Neurons):
+    """Neurons under a match that was found on other rows; `xy` has their numbers, but is not filled in."""
+
+    held: Tensor = field(kw_only=True)  # (m,) covariances of the matched pairs; (1,) of a transport plan
+    correlation: Tensor | None = field(default=None, kw_only=True)  # (m,) of the matched pairs
+
+    @property
+    def matched(self) -> Tensor:
+        return self.held
+
+    @property
+    def matched_correlations(self) -> Tensor:
+        assert self.correlation is not None
+        return self.correlation
+
+    closest_correlations = matched_correlations
+
+    def transported(self, plan: Callable[[Neurons], Tensor]) -> Tensor:
+        return self.held.sum()
 
 
 class PairViews(Protocol):
