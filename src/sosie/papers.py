@@ -91,6 +91,10 @@ PAPERS = {
     ),
     "raghu2017": Paper("Raghu et al. 2017, SVCCA", f"{_ARXIV}1706.05806"),
     "rudelson2007": Paper("Rudelson and Vershynin 2007, Sampling from large matrices", f"{_ARXIV}math/0503442"),
+    "schrimpf2018": Paper(
+        "Schrimpf et al. 2018, Brain-Score: which artificial neural network for object recognition is most brain-like?",
+        f"{_DOI}10.1101/407007",
+    ),
     "schonemann1966": Paper(
         "Schönemann 1966, A generalized solution of the orthogonal Procrustes problem", f"{_DOI}10.1007/BF02289451"
     ),
@@ -119,6 +123,10 @@ PAPERS = {
     "wang_isola2020": Paper("Wang and Isola 2020, Alignment and uniformity on the hypersphere", f"{_ARXIV}2005.10242"),
     "williams2021": Paper(
         "Williams et al. 2021, Generalized shape metrics on neural representations", f"{_ARXIV}2110.14739"
+    ),
+    "yamins2014": Paper(
+        "Yamins et al. 2014, Performance-optimized hierarchical models predict neural responses",
+        f"{_DOI}10.1073/pnas.1403112111",
     ),
     "yin2018": Paper("Yin and Shen 2018, On the dimensionality of word embedding", f"{_ARXIV}1812.04224"),
 }

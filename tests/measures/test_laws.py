@@ -14,7 +14,19 @@ from torch import Tensor
 
 from sosie.measures import MEASURES, Measure, find
 from sosie.measures.define import TRANSFORMATIONS, FewRows
-from sosie.stats import Alignment, Covariances, DebiasedAlignment, Grams, Moments, Neurons, Sample
+from sosie.stats import (
+    Alignment,
+    Covariances,
+    DebiasedAlignment,
+    Grams,
+    Moments,
+    Neurons,
+    Sample,
+    SplitMaker,
+    SplitMoments,
+    Splits,
+    dealt_folds,
+)
 
 PACKAGES = {"rtd": "ripser"}  # measures that need an optional package
 
@@ -58,6 +70,9 @@ def value_of(measure: Measure, x: Tensor, y: Tensor, order: Tensor | None = None
     if measure.same_width:
         width = min(x.shape[1], y.shape[1])
         x, y = x[:, :width], y[:, :width]
+    if measure.reads is Splits and order is not None:  # rows in another order stay in their folds
+        folds = dealt_folds(torch.arange(len(x)), **measure.folds)
+        return measure.from_sample(replace(Sample.of(x, y), split=folds[order]))
     inputs = None
     if "inputs" in measure.needs:
         random = torch.Generator().manual_seed(9)
@@ -232,6 +247,16 @@ def test_split_and_order_do_not_matter(measure: Measure) -> None:
     if issubclass(measure.reads, Neurons):
         merged = Moments.of(x[60:], y[60:]).merge(Moments.of(x[:60], y[:60]))
         assert float(measure(merged.neurons())) == pytest.approx(whole, abs=1e-9)
+    if measure.reads is Splits:
+        sides = [SplitMaker(**measure.folds) for _ in range(2)]
+        parts = [
+            SplitMoments.join(
+                *(maker.side([maker.part("", rows[a:b], a)]) for maker, rows in zip(sides, (x, y), strict=True))
+            )
+            for a, b in ((60, 90), (0, 37), (37, 38), (38, 60))
+        ]
+        merged = parts[0].merge(parts[1]).merge(parts[2].merge(parts[3]))
+        assert float(measure(merged.splits())) == pytest.approx(whole, abs=1e-9)
     order = torch.randperm(90, generator=torch.Generator().manual_seed(0))
     assert float(value_of(measure, x[order], y[order], order)) == pytest.approx(whole, abs=1e-9)
 

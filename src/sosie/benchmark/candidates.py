@@ -184,7 +184,7 @@ def _of_rows(
         measure.check_widths(rows[i].shape[1], rows[j].shape[1])
         if not (varies[i] and varies[j]):
             raise ValueError("the last hidden layer of a network does not vary over these images")
-        value = measure(view_of(measure.reads, sample, i, j)) if table is None else table[i, j]
+        value = measure(view_of(measure, sample, i, j)) if table is None else table[i, j]
         if not bool(torch.isfinite(value)):
             raise ValueError("one side is zero after centring")
         return float(snap_to_bounds(value, measure))

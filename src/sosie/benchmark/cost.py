@@ -34,7 +34,17 @@ from ..models import atom_layers, open_model, recompose
 from ..process_state import kept_random_state, products
 from ..progress import Progress
 from ..results import Comparison, Cost, Costs
-from ..stats import Alignment, Atoms, MomentMaker, Moments, RowSampler, Sample, SampleMaker
+from ..stats import (
+    Alignment,
+    Atoms,
+    MomentMaker,
+    Moments,
+    RowSampler,
+    Sample,
+    SampleMaker,
+    SplitMaker,
+    SplitMoments,
+)
 from ..weights import compare_weights
 
 DEFAULT = ("atom_cosine", "cca_r2", "linear_cka", "wcka")  # the first only if both models have atoms
@@ -239,10 +249,12 @@ class _Pair:
         plan = make_plan(Request((measure,)), widths, rows, budget=memory, blocks=False)
         self.measure, self.rows = measure, 0
         self.kind: str = plan.kinds[measure.name]
-        self.statistic: Any = Moments if self.kind == "moments" else Sample
+        self.statistic: Any = {"moments": Moments, "splits": SplitMoments}.get(self.kind, Sample)
         self.parts: list[Any] = []
         if self.kind == "moments":
             self.makers: list[Any] = [MomentMaker(plan.products) for _ in range(2)]
+        elif self.kind == "splits":
+            self.makers = [SplitMaker(*plan.folds) for _ in range(2)]
         else:
             self.kind = "all rows" if rows <= plan.sample_rows and plan.widest is None else "sampled rows"
             sampler = RowSampler(plan.sample_rows)
@@ -252,7 +264,7 @@ class _Pair:
         both = zip(self.makers, (x, y), strict=True)
         sides = [maker.side([maker.part("", rows, self.rows)], self.rows) for maker, rows in both]
         self.parts.append(self.statistic.join(*sides))
-        if self.kind == "moments" and len(self.parts) > 1:
+        if self.statistic is not Sample and len(self.parts) > 1:
             self.parts = [self.parts[0].merge(self.parts[1])]  # sums do not grow
         self.rows += len(x)
 
@@ -260,7 +272,7 @@ class _Pair:
         total = self.parts[0].merge(*self.parts[1:]) if len(self.parts) > 1 else self.parts[0]
         if issubclass(self.measure.reads, Alignment):
             return self.measure(total.alignment(self.measure.reads)).squeeze()
-        return self.measure(view_of(self.measure.reads, total, 0, 0))
+        return self.measure(view_of(self.measure, total, 0, 0))
 
 
 @torch.no_grad()

@@ -20,7 +20,20 @@ from ..measures import Measure
 from ..process_state import products
 from ..progress import Progress
 from ..results import Comparison, Comparisons, Side, rules_in_words
-from ..stats import BLOCK, GramMaker, Grams, MomentMaker, Moments, RowSampler, Sample, SampleMaker, Statistic, on_device
+from ..stats import (
+    BLOCK,
+    Collected,
+    GramMaker,
+    Grams,
+    MomentMaker,
+    Moments,
+    RowSampler,
+    Sample,
+    SampleMaker,
+    SplitMaker,
+    SplitMoments,
+    on_device,
+)
 from .distributed import SingleProcess, together
 from .mixing import TRIED
 from .network import (
@@ -459,6 +472,8 @@ class Pass:
             return GramMaker(self.plan.block, self.plan.uncentred, self.request.tf32)
         if kind == "moments":
             return MomentMaker(self.plan.products)
+        if kind == "splits":
+            return SplitMaker(*self.plan.folds, per_input=self.per_input)
         assert self._sampler is not None
         return SampleMaker(self._sampler, self.plan.widest)
 
@@ -524,11 +539,18 @@ class Pass:
             rows = 0
             for kind in self.plan.statistics:
                 a, b = read[i][kind], read[j][kind]
-                joined: Statistic
+                joined: Collected
                 if kind == "grams":
                     joined = Grams.join(
                         a, b, block=block, first_block=first_block, draws=request.draws, seed=request.seed
                     )
+                elif kind == "splits":
+                    joined = SplitMoments.join(a, b)
+                    if joined.n != chunk.count * self.per_input:
+                        raise ValueError(
+                            f"{chunk.count} inputs gave {joined.n} rows instead of {self.per_input} each, so the rows "
+                            "of an input cannot be kept in one fold: take rows='mean', 'cls' or 'last'"
+                        )
                 else:
                     joined = Moments.join(a, b) if kind == "moments" else Sample.join(a, b, inputs)
                 partial.add(kind, joined)

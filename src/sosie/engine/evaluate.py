@@ -16,12 +16,13 @@ from ..linalg import side_by_side
 from ..measures import Measure, as_array, snap_to_bounds
 from ..progress import Progress, track
 from ..results import Array, Chance, Estimate, Interval, Side
-from ..stats import Statistic
+from ..stats import Collected, Statistic
 from ..stats.grams import Grams
 from ..stats.moments import Moments
 from ..stats.row_grams import SMALLEST_GROUP
 from ..stats.sample import Sample
 from ..stats.sampling import Shuffle, dealt_evenly
+from ..stats.splits import SplitMoments, Splits
 from ..stats.views import Alignment, Covariances, Neurons, PairedRows, PairViews
 from . import caveats
 from .plan import Widths
@@ -49,7 +50,7 @@ CHEAP = 10**11  # multiply-adds up to which intervals are computed unasked
 
 def evaluate(
     measures: Sequence[Measure],
-    statistic: Statistic,
+    statistic: Collected,
     side_a: Side,
     side_b: Side,
     *,
@@ -68,13 +69,16 @@ def evaluate(
     """
     if not measures:
         return {}
-    if isinstance(statistic, Moments):
-        statistic = statistic.beside(sample)
+    source, described = statistic, statistic.describe()
+    if isinstance(statistic, SplitMoments):  # chance, intervals and caveats rest on all rows
+        statistic = statistic.total
+    elif isinstance(statistic, Moments):
+        source = statistic = statistic.beside(sample)
     rows = statistic if isinstance(statistic, Sample) else sample
     sides, widths = (side_a, side_b), (side_a.widths, side_b.widths)
     constant_a, constant_b = map(constant_sites, statistic.spread, sides)
     defined = (~constant_a, ~constant_b)
-    pairs = by_pair([m for m in measures if not issubclass(m.reads, Alignment)], statistic, widths, *defined)
+    pairs = by_pair([m for m in measures if not issubclass(m.reads, Alignment)], source, widths, *defined)
     digits = torch.float64 if {*side_a.dtypes, *side_b.dtypes} == {"float64"} else torch.float32
     values = {}
     for measure in measures:
@@ -107,7 +111,7 @@ def evaluate(
             measure,
             value,
             n=statistic.n,
-            statistic=statistic.describe(),
+            statistic=described,
             interval=intervals.get(measure.name, (None, None)),
             chance=by_chance,
             # Blocks of rows that come in an order are not a fair sample, so their error is unknown.
@@ -155,7 +159,7 @@ class PairValues:
 
 def by_pair(
     measures: Sequence[Measure],
-    statistic: Statistic | PairViews,
+    statistic: Collected | PairViews,
     widths: Widths,
     defined_a: np.ndarray,
     defined_b: np.ndarray,
@@ -175,13 +179,14 @@ def by_pair(
 
     def of_pair(pair: tuple[int, int]) -> None:
         i, j = pair
-        views: dict[type, Covariances | Neurons | PairedRows] = {}
+        views: dict[object, Covariances | Neurons | PairedRows | Splits] = {}
         for measure in measures:
             try:
                 measure.check_widths(widths[0][i], widths[1][j])
-                if measure.reads not in views:
-                    views[measure.reads] = view_of(measure.reads, statistic, i, j)
-                results[measure.name].values[i, j] = measure(views[measure.reads])
+                key = measure.reads, *measure.folds.values()
+                if key not in views:
+                    views[key] = view_of(measure, statistic, i, j)
+                results[measure.name].values[i, j] = measure(views[key])
             except (ValueError, ImportError, torch.linalg.LinAlgError, np.linalg.LinAlgError) as error:
                 results[measure.name].undefined[i, j] = str(error)
 
@@ -193,17 +198,26 @@ def by_pair(
     return results
 
 
-def _on_gpu(statistic: Statistic | PairViews) -> bool:
+def _on_gpu(statistic: Collected | PairViews) -> bool:
     if isinstance(statistic, Sample):
         return statistic.xs[0].is_cuda
+    if isinstance(statistic, SplitMoments):
+        statistic = statistic.total
     return isinstance(statistic, Moments) and statistic.cross.is_cuda
 
 
-def view_of(kind: type, statistic: Statistic | PairViews, i: int, j: int) -> Covariances | Neurons | PairedRows:
+def view_of(
+    measure: Measure, statistic: Collected | PairViews, i: int, j: int
+) -> Covariances | Neurons | PairedRows | Splits:
     assert not isinstance(statistic, Grams)
-    if issubclass(kind, Covariances):
+    if isinstance(statistic, SplitMoments):
+        return statistic.splits(i, j)
+    if measure.reads is Splits:
+        assert isinstance(statistic, Sample)
+        return statistic.splits(i, j, **measure.folds)
+    if issubclass(measure.reads, Covariances):
         return statistic.covariances(i, j)
-    if issubclass(kind, Neurons):
+    if issubclass(measure.reads, Neurons):
         assert isinstance(statistic, (Moments, Sample))
         return statistic.neurons(i, j)
     assert not isinstance(statistic, Moments)

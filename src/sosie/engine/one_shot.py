@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,12 @@ import torch
 from torch import Tensor
 
 from ..capture import number_array
+from ..checks import listed
 from ..linalg import chain_products, near_one, total_squares, vanishes
 from ..measures import Measure, Transform, aligner_of, find, fit_transform, load_all, snap_to_bounds
 from ..process_state import products
 from ..results import Side
-from ..stats import Atoms, LinearMaps, OutputSums, Reader, Sample, TensorPair, linear_maps
+from ..stats import Atoms, LinearMaps, OutputSums, Reader, Sample, TensorPair, check_folds, grouped_folds, linear_maps
 from .caveats import of_lost_directions, of_widths
 from .evaluate import CONSTANT
 
@@ -39,12 +41,18 @@ def measure(
     inputs: Any = None,
     labels: Any = None,
     kind: str = "auto",
+    groups: Any = None,
+    split: Any = None,
+    repetitions: Any = None,
     **options: Any,
 ) -> float:
     """The value of a measure for two sets of paired rows, x (n, p) and y (n, q), NumPy or torch, in float64.
 
     `inputs`: the inputs of the networks, for measures that need them. Warns if there are too few rows for the width
     of one side.
+
+    For measures of held-out rows (predictivity), `groups` (n,) keeps the rows of a group in one fold, or `split` (n,)
+    is the fold of each row; `repetitions` (r, n, q) are the repeated recordings of which y is the mean.
 
     For measures of outputs, x and y are (n,) class numbers, (n, classes) logits or probabilities, or numbers
     (regression), and `labels` (n,) the right classes. `kind` is "logits", "probabilities", "labels" or "regression".
@@ -56,6 +64,10 @@ def measure(
     atoms, the atoms (m, height, width) of one layer of two models that share its coefficients.
     """
     chosen = _chosen(name, x, y, options, call="measure('linear_cka', x, y)")
+    if not chosen.folds and (
+        given := [name for name, each in zip(HELD_OUT, (groups, split, repetitions), strict=True) if each is not None]
+    ):
+        raise TypeError(f"{chosen.name} holds no rows out: it takes no {' and no '.join(given)}")
     if chosen.reads_outputs:
         return _of_outputs(chosen, x, y, inputs, labels, kind)
     if labels is not None or kind != "auto":
@@ -69,6 +81,10 @@ def measure(
     sample = _paired(x, y, any_scale="scale" in chosen.invariant)
     if inputs is not None:
         sample = Sample.of(sample.xs, sample.ys, inputs=_rows(inputs, "inputs", True)[0].to(sample.xs[0].device))
+    if chosen.folds:
+        sample = replace(
+            sample, split=_split(groups, split, sample.n, chosen.folds), noise=_noise(repetitions, sample.ys[0])
+        )
     with torch.no_grad():
         value = float(snap_to_bounds(chosen.from_sample(sample), chosen))
     if math.isnan(value):
@@ -116,6 +132,55 @@ def _paired(x: Any, y: Any, *, any_scale: bool) -> Sample:
         if not _varies(rows, squares):
             raise ValueError(f"{label} does not vary: all {len(rows)} rows are equal, so no similarity is defined")
     return Sample.of(rows_x, rows_y.to(rows_x.device))
+
+
+HELD_OUT = ("groups", "split", "repetitions")  # arguments of measures of held-out rows
+
+
+def _split(groups: Any, split: Any, n: int, folds: dict[str, int]) -> Tensor | None:
+    """The fold of each row, if it does not follow from its number."""
+    if split is not None:
+        labels, fold = np.unique(_labels(split, "split", n), return_inverse=True)
+        fold = fold.reshape(-1)
+        if len(labels) < 2:
+            raise ValueError(f"split names the fold of each row, and needs at least 2 folds, got {len(labels)}")
+        if groups is not None:
+            names, group = np.unique(_labels(groups, "groups", n), return_inverse=True)
+            least, most = np.full(len(names), len(labels)), np.zeros(len(names), dtype=int)
+            np.minimum.at(least, group.reshape(-1), fold)
+            np.maximum.at(most, group.reshape(-1), fold)
+            if len(several := names[least < most]):
+                raise ValueError(
+                    f"{len(several)} of {len(names)} groups are in more than one fold of split: {listed(several)}"
+                )
+    elif groups is not None:
+        check_folds(**folds)
+        fold = grouped_folds(_labels(groups, "groups", n), **folds)
+    else:
+        return None
+    return torch.from_numpy(fold)
+
+
+def _labels(values: Any, name: str, n: int) -> np.ndarray[Any, Any]:
+    labels = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if labels.shape != (n,):
+        raise ValueError(f"{name} must have one label for each of {n} rows, got shape {labels.shape}")
+    return labels
+
+
+def _noise(repetitions: Any, y: Tensor) -> Tensor | None:
+    """(q,) The variance of the noise in y, which is the mean of its repetitions (r, n, q)."""
+    if repetitions is None:
+        return None
+    values, _ = _real_numbers(repetitions, "repetitions")
+    if values.ndim != 3 or len(values) < 2 or values.shape[1:] != y.shape:
+        raise ValueError(
+            f"repetitions of y {tuple(y.shape)} must be (r, n, q), with r at least 2, got {tuple(values.shape)}"
+        )
+    values = values.to(y)
+    if not torch.allclose(values.mean(0), y, rtol=1e-4, atol=1e-4 * float(y.std(0).max())):
+        raise ValueError("y must be the mean of its repetitions: repetitions.mean(0), row by row; these do not pair")
+    return values.var(0).mean(0) / len(values)
 
 
 def _warn(chosen: Measure, sample: Sample) -> None:

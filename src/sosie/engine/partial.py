@@ -17,7 +17,7 @@ from ..files import DamagedFile, check_schema, reading
 from ..measures import find
 from ..process_state import products
 from ..results import SIDE, Caveat, Comparison, Estimate, Side, rules_of
-from ..stats import Sample, Statistic, load_statistics, moved, on_device, save_statistics
+from ..stats import Collected, Sample, load_statistics, moved, on_device, save_statistics
 from . import caveats
 from .evaluate import evaluate
 from .network import RowSample, SavedActivations, Source, unlike
@@ -86,7 +86,7 @@ class Partial:
     side_b: Side
     kinds: dict[str, StatisticKind]  # measure -> the statistic that it reads
     rows_rule: str
-    statistics: dict[StatisticKind, Statistic] = field(default_factory=dict)
+    statistics: dict[StatisticKind, Collected] = field(default_factory=dict)
     inputs: int = 0
     rows: int = 0
     notes: dict[str, str] = field(default_factory=dict)  # measure -> why it rests on less than it could
@@ -107,7 +107,7 @@ class Partial:
 
     # Sums
 
-    def add(self, kind: StatisticKind, part: Statistic) -> None:
+    def add(self, kind: StatisticKind, part: Collected) -> None:
         """Add the statistic of a chunk. Samples wait, since merging copies all rows kept so far."""
         if isinstance(part, Sample):
             self._waiting.append(part)

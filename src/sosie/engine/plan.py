@@ -12,9 +12,20 @@ import torch
 
 from ..checks import one_of, whole_number
 from ..measures import Measure, find_all
-from ..stats import BLOCK, NO_NEURONS, ROWS, Covariances, Grams, Moments, Neurons, UncentredAlignment
+from ..stats import (
+    BLOCK,
+    NO_NEURONS,
+    ROWS,
+    Covariances,
+    Grams,
+    Moments,
+    Neurons,
+    Splits,
+    UncentredAlignment,
+    check_folds,
+)
 
-StatisticKind = Literal["moments", "grams", "sample"]
+StatisticKind = Literal["moments", "grams", "sample", "splits"]
 Widths = tuple[tuple[int, ...], tuple[int, ...]]  # columns of every site of A, and of B
 
 MEMORY = 4 * 2**30  # bytes that statistics may take by default
@@ -73,6 +84,16 @@ class Request:
             one_of(self.precision, "precision", PRECISIONS)
         if self.max_rows is not None:
             whole_number(self.max_rows, "max_rows", least=1)
+        folds = {tuple(measure.folds.values()) for measure in self.measures if measure.folds}
+        if len(folds) > 1:
+            raise ValueError(f"measures of held-out rows need the same folds and seed in one comparison, got {folds}")
+        if folds:
+            check_folds(*self.folds)
+
+    @property
+    def folds(self) -> tuple[int, int]:
+        """The number of folds that rows are held out in, and their seed."""
+        return next(((m.folds["folds"], m.folds["seed"]) for m in self.measures if m.folds), (1, 0))
 
     @property
     def tf32(self) -> bool:
@@ -109,6 +130,7 @@ class Plan:
     sample_rows: int = ROWS
     widest: int | None = None
     notes: dict[str, str] = field(default_factory=dict)  # measure -> why it rests on less than it could
+    folds: tuple[int, int] = (1, 0)  # see Request
     rows_beside: bool = False  # whether rows are sampled too, for intervals and chance alone
 
     @property
@@ -127,6 +149,8 @@ def make_plan(request: Request, widths: Widths, rows: int | None, *, budget: int
     needed = moments_bytes(widths)
     kinds: dict[str, StatisticKind] = {
         measure.name: _kind(measure, widths, rows, budget, exact=exact or not blocks, block=request.block)
+        if measure.reads is not Splits
+        else _kind_of_splits(measure, widths, rows, budget, several=not blocks)
         for measure in measures
     }
     sampled = [measure for measure in measures if kinds[measure.name] == "sample"]
@@ -141,9 +165,13 @@ def make_plan(request: Request, widths: Widths, rows: int | None, *, budget: int
         names, neurons = ", ".join(matching), max(columns)
         raise ValueError(f"{names} would read rows of {neurons} neurons projected to {widest} columns, {NO_NEURONS}")
     notes = {}
-    if needed > budget:
-        text = f"covariances of all rows would take {size_text(needed)}, over the budget of {size_text(budget)}"
-        notes = {m.name: text for m in sampled if issubclass(m.reads, Covariances | Neurons)}
+    for m in sampled:
+        if issubclass(m.reads, Covariances | Neurons | Splits):
+            size = splits_bytes(widths, m.folds["folds"]) if m.folds else needed
+            if size > budget:
+                covariances = "covariances of every fold" if m.folds else "covariances of all rows"
+                text = f"{covariances} would take {size_text(size)}, over the budget of {size_text(budget)}"
+                notes[m.name] = text
     by_moments = [measure for measure in measures if kinds[measure.name] == "moments"]
     precise = request.precision == "float64" or any(measure.precise for measure in by_moments)
     rows_fit = needed + sample_bytes(widths, min(ROWS, rows or ROWS)) <= budget
@@ -155,7 +183,8 @@ def make_plan(request: Request, widths: Widths, rows: int | None, *, budget: int
         sample_rows=sample_rows,
         widest=widest,
         notes=notes,
-        rows_beside=bool(by_moments) and widest is None and rows_fit,
+        folds=request.folds,
+        rows_beside=bool(by_moments or "splits" in kinds.values()) and widest is None and rows_fit,
     )
 
 
@@ -175,6 +204,19 @@ def _kind(measure: Measure, widths: Widths, rows: int | None, budget: int, *, ex
         few = rows is not None and rows <= min(ROWS, max((*widths[0], *widths[1])))
         return "moments" if fits and not (few and rows_fit) else "sample"
     return "sample"
+
+
+def _kind_of_splits(measure: Measure, widths: Widths, rows: int | None, budget: int, *, several: bool) -> StatisticKind:
+    """`several`: inputs have several rows, which a sample would not keep in one fold."""
+    needed = splits_bytes(widths, measure.folds["folds"])
+    few = rows is not None and rows <= min(ROWS, max((*widths[0], *widths[1])))
+    if several and needed > budget:
+        raise MemoryError(
+            f"{measure.name} keeps the rows of an input in one fold by covariances of every fold, which take "
+            f"{size_text(needed)}, more than the budget of {size_text(budget)}: raise memory=, choose fewer sites, or "
+            "pool with rows='mean'"
+        )
+    return "sample" if not several and (needed > budget or few) else "splits"
 
 
 def _sample_size(widths: Widths, rows: int | None, budget: int, exact: bool) -> tuple[int, int | None]:
@@ -199,6 +241,12 @@ def _moments_work(widths: Widths) -> int:
 
 def moments_bytes(widths: Widths) -> int:
     return 8 * _COPIES * _moments_work(widths)
+
+
+def splits_bytes(widths: Widths, folds: int) -> int:
+    """Moments of every fold, and for each site of A components of the rows outside every one and two folds."""
+    pairs = folds * (folds - 1)
+    return folds * moments_bytes(widths) + 8 * (pairs + pairs // 2 + 2 * folds) * sum(w * w for w in widths[0])
 
 
 def sample_bytes(widths: Widths, rows: int) -> int:

@@ -51,6 +51,7 @@ from .outputs import (
     output_correlation,
     output_rmse,
 )
+from .prediction import predictivity
 from .shape import (
     bures_distance,
     cka_angle,

@@ -21,6 +21,7 @@ from ..stats import View
 from ..stats.entries import Entries
 from ..stats.outputs import Outputs, OutputSums
 from ..stats.sample import Sample
+from ..stats.splits import Splits
 from ..stats.views import Alignment, Covariances, Neurons, PairedRows
 from ..stats.weights import Atoms, LinearMaps, Weights, linear_maps
 from .transforms import Aligner
@@ -164,6 +165,8 @@ class Measure:
             return self(sample.covariances())
         if issubclass(self.reads, Neurons):
             return self(sample.neurons())
+        if self.reads is Splits:
+            return self(sample.splits(**self.folds))
         return self(sample.paired())
 
     def check_widths(self, x: int, y: int) -> None:
@@ -180,6 +183,11 @@ class Measure:
             if changed.get(option) not in (None, False):
                 facts |= others
         return replace(self, name=call_text(self.base, changed), options=changed, **facts)
+
+    @property
+    def folds(self) -> dict[str, int]:
+        """Which folds a measure of held-out rows reads."""
+        return {name: self.defaults[name] for name in ("folds", "seed")} if self.reads is Splits else {}
 
     @property
     def base(self) -> str:

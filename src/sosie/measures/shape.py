@@ -200,7 +200,8 @@ def _angle_from(overlap: Tensor, rounding: float = 0) -> Tensor:
 def regression_r2(c: Covariances) -> Tensor:
     """Share of y's variance that a linear regression on x explains, in sample.
 
-    Invariant to any invertible map of x, and to rotations of y. 1 if x has at least as many neurons as there are rows.
+    Invariant to any invertible map of x, and to rotations of y. 1 if x has at least as many neurons as there are rows:
+    predictivity is the value on rows that the regression was not fitted on.
     """
     return c.x_whitened.square().sum() / c.y.trace
 

@@ -19,6 +19,7 @@ from .outputs import (
 from .row_grams import SMALLEST_GROUP
 from .sample import NO_NEURONS, Sample, SampleMaker
 from .sampling import ROWS, Buckets, Fold, Resketch, RowSampler, Shuffle, check_seed, dealt_evenly, row_hash
+from .splits import SplitMaker, SplitMoments, Splits, check_folds, dealt_folds, grouped_folds
 from .storage import is_statistics, load_statistics, moved, on_device, save_statistics, tensors_of
 from .views import (
     Alignment,
@@ -37,4 +38,5 @@ from .views import (
 from .weights import Atoms, AtomTable, LinearMaps, TensorPair, UncentredLinearMaps, Weights, linear_maps
 
 Statistic = Moments | Grams | Sample
-View = Alignment | Covariances | PairedRows | Neurons | Outputs | Weights | Entries
+Collected = Statistic | SplitMoments  # what a pass collects
+View = Alignment | Covariances | PairedRows | Neurons | Splits | Outputs | Weights | Entries

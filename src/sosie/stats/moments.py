@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 TOO_FAR = 10.0  # standard deviations between the provisional centre and the mean before recentring
 
 
+MomentPart = tuple[Tensor, Tensor, Tensor, Tensor]  # a centre (p,), rows (n, p) about it, their ‖x‖² (n,), Σ x xᵀ (p, p)
+
+
+def part_of(centre: Tensor, rows: Tensor) -> MomentPart:
+    """The part of one site and chunk from its rows less the centre."""
+    return centre, rows, rows.double().square().sum(1), self_product(rows).double()
+
+
 class MomentMaker:
     """Makes the parts of one model; keeps a provisional centre for each site, and moves it when it is far off."""
 
@@ -35,8 +43,11 @@ class MomentMaker:
         self.products = products
         self._centres: dict[str, Tensor] = {}
 
-    def part(self, site: str, rows: Tensor, start: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """A centre (p,), the rows (n, p) about it, their squared lengths (n,), and Σ x xᵀ (p, p)."""
+    def part(self, site: str, rows: Tensor, start: int = 0) -> MomentPart:
+        return part_of(*self.about_centre(site, rows))
+
+    def about_centre(self, site: str, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The provisional centre of a site, and the rows less the centre, in the precision of the products."""
         rows = rows.double() if self.products == torch.float64 or rows.dtype == torch.float64 else rows.float()
         mean = rows.mean(0, dtype=torch.float64)
         centre = self._centres.get(site)
@@ -44,10 +55,9 @@ class MomentMaker:
             centre = self._centres[site] = centre.to(rows.device)
         if centre is None or self._far(rows, mean, centre):
             centre = self._centres[site] = mean.to(rows.dtype).double()  # so that the subtraction is exact
-        rows = rows - centre.to(rows.dtype)
-        return centre, rows, rows.double().square().sum(1), self_product(rows).double()
+        return centre, rows - centre.to(rows.dtype)
 
-    def side(self, parts: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], start: int = 0) -> MomentSide:
+    def side(self, parts: Sequence[MomentPart], start: int = 0) -> MomentSide:
         centres, rows, norms, squares = zip(*parts, strict=True)
         paired_rows(*map(len, rows))
         sums = SideSums(

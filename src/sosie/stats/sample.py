@@ -13,6 +13,7 @@ from ..checks import paired_rows
 from ..linalg import column_squares, cross_product, lacks_room, once, without_mean, without_rounding
 from .row_grams import RowGrams
 from .sampling import Fold, RowSampler, Shuffle, row_hash
+from .splits import Splits, check_folds, dealt_folds, split_side, splits_of
 from .views import (
     Alignment,
     Covariances,
@@ -91,9 +92,11 @@ class Sample:
     seed: int = 0
     folded: int | None = None  # width that wider rows were projected to
     inputs: Tensor | None = None  # (n, d) inputs of the networks, if a measure needs them
+    split: Tensor | None = field(default=None, repr=False, metadata={"kept": False})  # (n,) fold of each row, if given
+    noise: Tensor | None = field(default=None, repr=False, metadata={"kept": False})  # (q,) variances of noise in y
     _before: tuple[Sample, Shuffle] | None = field(default=None, repr=False, metadata={"kept": False})
 
-    supplies = frozenset({Alignment, DebiasedAlignment, UncentredAlignment, Covariances, Neurons, PairedRows})
+    supplies = frozenset({Alignment, DebiasedAlignment, UncentredAlignment, Covariances, Neurons, PairedRows, Splits})
 
     @classmethod
     def of(cls, x: Tensor | Sequence[Tensor], y: Tensor | Sequence[Tensor], *, inputs: Tensor | None = None) -> Sample:
@@ -176,7 +179,8 @@ class Sample:
         kept[rows] = False
         xs, ys = (tuple(site[kept.to(site.device)] for site in side) for side in (self.xs, self.ys))
         inputs = None if self.inputs is None else self.inputs[kept.to(self.inputs.device)]
-        return replace(self, xs=xs, ys=ys, index=self.index[kept.numpy()], inputs=inputs, _before=None)
+        split = None if self.split is None else self.split[kept]
+        return replace(self, xs=xs, ys=ys, index=self.index[kept.numpy()], inputs=inputs, split=split, _before=None)
 
     @property
     def spread(self) -> tuple[Tensor, Tensor]:
@@ -255,6 +259,17 @@ class Sample:
         (x, scatter_x), (y, scatter_y) = self._coordinates[0][i], self._coordinates[1][j]
         order = None if self._before is None else self._before[1].order
         return Covariances(scatter_x, scatter_y, cross_product(x, y) / self.n, order=order)
+
+    def splits(self, i: int = 0, j: int = 0, *, folds: int, seed: int) -> Splits:
+        """The moments of every fold of site i of A and site j of B, by the given split or the rows' global indices."""
+        if self.split is None:
+            check_folds(folds, seed)
+            fold = dealt_folds(torch.from_numpy(self.index), folds, seed)
+        else:
+            fold, folds = self.split, int(self.split.max()) + 1
+        rows = self._coordinates[0][i][0]
+        side = self._sites[0][i].memo(("split", folds, seed), lambda _: split_side(rows, fold, folds))
+        return splits_of(rows, _centred_neurons(self._sites[1][j]), fold, side, self.noise)
 
 
 def _centred_neurons(site: SiteRows) -> Tensor:

@@ -17,10 +17,11 @@ from .grams import Drift, Grams, PairSums, ShuffledSums
 from .moments import Moments, SideSums
 from .outputs import OutputSums, ValueSums
 from .sample import Sample
+from .splits import SplitMoments
 
 VERSION = 2
 
-storable(Drift, Grams, PairSums, Moments, SideSums, Sample, ShuffledSums, OutputSums, ValueSums)
+storable(Drift, Grams, PairSums, Moments, SideSums, Sample, ShuffledSums, SplitMoments, OutputSums, ValueSums)
 
 
 def save_statistics(

@@ -414,7 +414,7 @@ def _one_by_one(
             if measure.reads_outputs:
                 kind = "regression" if issubclass(measure.reads, Differences) else "logits"
                 return measure.of(rows[i], rows[j], kind=kind)
-            return measure(view_of(measure.reads, sample, i, j))
+            return measure(view_of(measure, sample, i, j))
         except ValueError as error:
             raise ValueError(f"{measure.name} of {columns[i].label!r} and {columns[j].label!r}: {error}") from error
 
