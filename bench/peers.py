@@ -91,6 +91,24 @@ def sklearn_r2(x: Array, y: Array) -> float:
     return float(r2_score(y, LinearRegression().fit(x, y).predict(x), multioutput="variance_weighted"))
 
 
+def sklearn_predictivity(x: Array, y: Array) -> float:
+    """The same folds and penalties, chosen by leaving out one row: by folds that takes a hundred times longer."""
+    from sklearn.linear_model import RidgeCV
+    from sklearn.metrics import r2_score
+
+    from sosie.measures.prediction import STRENGTHS
+    from sosie.stats import dealt_folds
+
+    fold = dealt_folds(torch.arange(len(x)), 5, 0).numpy()
+    penalties = np.array(STRENGTHS) * np.sum((x - x.mean(0)) ** 2)
+    scores = []
+    for held in range(5):
+        train, test = fold != held, fold == held
+        predicted = RidgeCV(penalties).fit(x[train], y[train]).predict(x[test])
+        scores.append(r2_score(y[test], predicted, multioutput="variance_weighted"))
+    return float(np.mean(scores))
+
+
 def pot_soft_match(x: Array, y: Array) -> float:
     import ot
 
@@ -189,6 +207,7 @@ PACKAGES: dict[str, dict[str, Peer]] = {
     "procrustes_angle": {"SciPy": from_overlap(scipy_procrustes, np.arccos)},
     "raw_procrustes_distance": {"SciPy": scipy_raw_procrustes, "qc-procrustes": qc_procrustes},
     "regression_r2": {"scikit-learn": sklearn_r2},
+    "predictivity": {"scikit-learn": sklearn_predictivity},
     "soft_match_distance": {"POT": pot_soft_match},
     "bures_distance": {"POT": pot_bures},
     "intrinsic_dimension_difference": {"scikit-dimension": skdim},

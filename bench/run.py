@@ -6,6 +6,7 @@ import importlib.util
 import os
 from pathlib import Path
 
+import align
 import atoms
 import bures
 import cpu
@@ -40,6 +41,7 @@ def main() -> None:
     interval_coverage.main()
     sketch_coverage.main()
     measures.main()
+    align.main()
     sites.main()
     sketching.main()
     bures.main()

@@ -75,6 +75,9 @@ CASES: dict[str, Any] = {
         *nets(), DataLoader(TensorDataset(rows(203)), 24), measures=["debiased_cka", "mean_cca", "procrustes_angle"],
         **DOUBTS,
     ),
+    "folds": lambda: sosie.compare(
+        *nets(), DataLoader(TensorDataset(rows(203)), 24), measures="predictivity", sites="2",
+    ),
     "float32": lambda: sosie.compare(mlp(0), mlp(1), DataLoader(rows(203).float(), 24), measures="debiased_cka"),
     "float32, some chunks far off": lambda: sosie.compare(mlp(0), mlp(1), stream(rows(150).float())),
     "rows": lambda: sosie.compare(

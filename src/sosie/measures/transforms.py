@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..files import DamagedFile, read_tensors, reading, write_tensors
-from ..linalg import best_assignment, row_squares, singular
+from ..linalg import RANK_TOLERANCE, best_assignment, cross_product, row_squares, singular
 from ..stats import HeldCovariances, HeldNeurons, Neurons, RowScatter, Sample, Scatter
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def fit_transform(measure: Measure, sample: Sample) -> Transform:
     return Transform(measure.name, sample.n, x, y, maps)
 
 
-# Rotations: the rows of each side in coordinates of their own, of which the first k belong together
+# Rotations: directions of each side, of which the first k belong together
 
 
 def _scatters(sample: Sample) -> tuple[RowScatter, RowScatter]:
@@ -159,30 +159,29 @@ def _scatters(sample: Sample) -> tuple[RowScatter, RowScatter]:
     return x, y
 
 
-def _rotated(sides: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Maps (p, r) and (q, s) from rows in coordinates (n, r), (n, s), and the directions of these (p, r), (q, s)."""
-    (a, directions_x), (b, directions_y) = sides
-    left, _, right = torch.linalg.svd(a.T @ b, full_matrices=True)
-    return directions_x @ left, directions_y @ right.T
-
-
 def _rotation(sample: Sample) -> Maps:
-    sides = []
-    for scatter in _scatters(sample):
-        basis, sizes, directions = singular(scatter.rows)
-        count = len(scatter.components.sizes)
-        sides.append((basis[:, :count] * sizes[:count], directions[:count].T))
-    x, y = _rotated(sides)
-    return {"x": x, "y": y}
+    x, y = _scatters(sample)
+    if not (x.wide or y.wide):
+        left, sizes, right = singular(cross_product(x.rows, y.rows))
+        if bool(sizes[-1] > RANK_TOLERANCE * sizes[0]):
+            return {"x": left, "y": right.T}
+    # Directions that the rows do not have would be matched at random.
+    return _rotated(*(_principal(each.rows, len(each.components.sizes)) for each in (x, y)))
 
 
 def _uncentred_rotation(sample: Sample) -> Maps:
-    sides = []
-    for rows in (sample.xs[0], sample.ys[0]):
-        basis, sizes, directions = singular(rows)
-        sides.append((basis * sizes, directions.T))
-    x, y = _rotated(sides)
-    return {"x": x, "y": y}
+    return _rotated(*(_principal(rows, min(rows.shape)) for rows in (sample.xs[0], sample.ys[0])))
+
+
+def _principal(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The rows in their leading directions (n, k), and these (p, k)."""
+    basis, sizes, directions = singular(rows)
+    return basis[:, :count] * sizes[:count], directions[:count].T
+
+
+def _rotated(x: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor]) -> Maps:
+    left, _, right = singular(x[0].T @ y[0])
+    return {"x": x[1] @ left, "y": y[1] @ right.T}
 
 
 def _shape(sample: Sample, alpha: float = 0.5) -> Maps:
@@ -196,8 +195,11 @@ def _shape(sample: Sample, alpha: float = 0.5) -> Maps:
         gain = alpha / unit + (1 - alpha) / sizes
         sides.append((basis[:, :count] * sizes * gain, directions[:count].T * gain))
         outside.append(alpha / unit)
-    x, y = _rotated(sides)
-    return {"x": x, "y": y, "outside_x": outside[0], "outside_y": outside[1]}
+    (a, directions_x), (b, directions_y) = sides
+    left, _, right = torch.linalg.svd(a.T @ b, full_matrices=True)  # all directions, since whitening changes lengths
+    return {
+        "x": directions_x @ left, "y": directions_y @ right.T, "outside_x": outside[0], "outside_y": outside[1],
+    }  # fmt: skip
 
 
 def _matched(transform: Transform) -> tuple[Tensor, Tensor]:
@@ -251,9 +253,9 @@ def _value_by_row(transform: Transform, measure: Measure, x: Tensor, y: Tensor) 
     return (((x @ to_x) * (y @ to_y)).sum(1) / (row_squares(x) * row_squares(y)).sqrt()).mean()
 
 
-ROTATION = Aligner("rotation", _rotation, {"x": "pr", "y": "qs"}, _into_y, _own, _value_rotated)
+ROTATION = Aligner("rotation", _rotation, {"x": "pk", "y": "qk"}, _into_y, _own, _value_rotated)
 UNCENTRED_ROTATION = Aligner(
-    "rotation", _uncentred_rotation, {"x": "pr", "y": "qs"}, _into_y, _own, _value_by_row, centres=False
+    "rotation", _uncentred_rotation, {"x": "pk", "y": "qk"}, _into_y, _own, _value_by_row, centres=False
 )
 SHAPE = Aligner(
     "rotation of partly whitened rows",
