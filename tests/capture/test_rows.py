@@ -53,6 +53,28 @@ def test_positions_are_ordered_by_input_then_position(maps, tokens):
     torch.testing.assert_close(to_rows(maps.permute(0, 2, 3, 1), "positions", site=swin, inputs=2), rows)
 
 
+def test_a_grid_is_positions_of_the_pooled_map(maps):
+    pooled = torch.nn.functional.adaptive_avg_pool2d(maps, 2)
+    rows = to_rows(maps, "grid(2)", site=MAP, inputs=2)
+    torch.testing.assert_close(rows, to_rows(pooled, "positions", site=MAP, inputs=2))
+    swin = Site("swin", "swin", 1, (4, 5, 3), channels_last=True)
+    torch.testing.assert_close(to_rows(maps.permute(0, 2, 3, 1), "grid(2)", site=swin, inputs=2), rows)
+    torch.testing.assert_close(to_rows(maps, "grid(1)", site=MAP, inputs=2), maps.mean((2, 3)))
+    assert rows_per_input(MAP, "grid(2)") == 4
+    assert to_rows(maps.half(), "grid(2)", site=MAP, inputs=2).dtype == torch.float32
+
+
+def test_a_grid_needs_a_map_that_is_large_enough(maps, tokens):
+    with pytest.raises(NoRows, match=r"has 4 × 5 positions, fewer than rule 'grid\(5\)'.*Take rows='grid\(4\)'"):
+        to_rows(maps, "grid(5)", site=MAP, inputs=2)
+    with pytest.raises(NoRows, match=r"'block' has shape \(2, 4, 3\), which is no feature map"):
+        to_rows(tokens, "grid(2)", site=TOKENS, inputs=2)
+    with pytest.raises(NoRows, match="no feature map"):
+        to_rows(torch.ones(2, 6), "grid(2)", site=VECTOR, inputs=2)
+    with pytest.raises(ValueError, match=r"no row rule 'grid\(0\)': there are .*, grid\(4\), or a function"):
+        to_rows(maps, "grid(0)", site=MAP, inputs=2)
+
+
 def test_one_token(tokens):
     torch.testing.assert_close(to_rows(tokens, "cls", site=TOKENS, inputs=2), tokens[:, 0])
     torch.testing.assert_close(to_rows(tokens, "last", site=TOKENS, inputs=2), tokens[:, -1])

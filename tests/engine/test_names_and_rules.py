@@ -167,3 +167,21 @@ def test_rows_for_more_than_two_models_are_one_rule(tokens):
     model = Tokens()
     with pytest.raises(ValueError, match="leave rows_b out"):
         sosie.compare([model] * 3, tokens, rows_b="cls")
+
+
+def test_maps_of_different_size_meet_on_a_grid() -> None:
+    torch.manual_seed(0)
+    images = torch.randn(40, 3, 8, 8)
+    fine, coarse = nn.Conv2d(3, 5, 3, padding=1), nn.Sequential(nn.Conv2d(3, 4, 3, stride=2, padding=1))
+    with pytest.raises(ValueError, match=r"16 per input at .* 64 per input at .* rows='grid\(4\)' averages"):
+        sosie.compare(fine, coarse, images, rows="positions")
+    c = sosie.compare(fine, coarse, images.split(9), rows="grid(4)", measures=["linear_cka", "mean_cca"])
+    with torch.no_grad():
+        x = nn.functional.adaptive_avg_pool2d(fine(images), 4).movedim(1, -1).reshape(-1, 5)
+        y = coarse(images).movedim(1, -1).reshape(-1, 4)
+    for name in c.measures:
+        assert c.matrix(name)[0, 0] == pytest.approx(sosie.measure(name, x, y), abs=1e-5)
+    assert c.rows_rule == "grid(4)"
+    assert any("rows are positions" in caveat for caveat in c.rows()[0]["caveats"])
+    mixed = sosie.compare(fine, coarse, images, rows_a="grid(4)", rows_b="positions", measures="linear_cka")
+    assert mixed.matrix()[0, 0] == pytest.approx(c.matrix("linear_cka")[0, 0], abs=1e-6)

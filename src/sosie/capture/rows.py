@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +15,15 @@ from .batches import DECODER_MASK, MASK, is_parts, with_tensors
 from .sites import NoRows, Site
 
 Rule = str | Callable[[Tensor], Tensor]
-RULES = ("flatten", "mean", "positions", "cls", "last")
+RULES = ("flatten", "mean", "positions", "cls", "last")  # and "grid(4)"
 
 
 def to_rows(activation: Tensor, rule: Rule, *, site: Site, inputs: int, mask: Tensor | None = None) -> Tensor:
     """Return one site's activation as (rows, features), in float32 or float64.
 
     "flatten": one row per input, with all numbers. "mean": the average over space or tokens. "positions": one row per
-    pixel or token, ordered by input, then position. "cls", "last": the first, the last token. Or a function from the
+    pixel or token, ordered by input, then position. "grid(4)": feature maps averaged to 4 × 4 positions first, so that
+    maps of different size have equally many rows. "cls", "last": the first, the last token. Or a function from the
     activation to (inputs, features). An activation of two dimensions already consists of rows. `mask` (inputs, tokens)
     is 0 at padding, which no rule counts; "flatten" cannot leave it out. A site gives no rows if it is unknown which of
     its numbers belong to padding.
@@ -45,6 +47,8 @@ def to_rows(activation: Tensor, rule: Rule, *, site: Site, inputs: int, mask: Te
         )
     if not activation.numel():
         raise NoRows(site.label, f"has shape {_shape(activation)}, which is empty", "Choose other sites")
+    if (size := _grid(rule)) is not None:
+        return _pooled(activation, size, site)
     if mask is not None and activation.ndim != 3:
         mask = _mask_of_other_shapes(mask, rule, activation, site)
     if activation.ndim <= 2:
@@ -79,12 +83,39 @@ def to_rows(activation: Tensor, rule: Rule, *, site: Site, inputs: int, mask: Te
 
 def gives_several_rows(rule: Rule) -> bool:
     """Return whether one input may give several rows, which are then correlated."""
-    return rule == "positions"
+    return rule == "positions" or (isinstance(rule, str) and _grid(rule) is not None)
+
+
+def _grid(rule: Rule) -> int | None:
+    """The size of the rule "grid(size)"; None for other rules."""
+    if callable(rule) or (match := re.fullmatch(r"grid\(([1-9]\d*)\)", rule)) is None:
+        return None
+    return int(match[1])
+
+
+def _pooled(activation: Tensor, size: int, site: Site) -> Tensor:
+    """One row per position of a feature map that is averaged to size × size, as by `adaptive_avg_pool2d`."""
+    shape, grid = _shape(activation), f"grid({size})"
+    if activation.ndim != 4 or site.channels_last is None:
+        raise NoRows(
+            site.label, f"has shape {shape}, which is no feature map, for rule {grid!r}", "Choose sites of convolutions"
+        )
+    maps = activation.movedim(-1, 1) if site.channels_last else activation
+    if min(maps.shape[2:]) < size:
+        raise NoRows(
+            site.label,
+            f"has {maps.shape[2]} × {maps.shape[3]} positions, fewer than rule {grid!r} asks for",
+            f"Take rows='grid({min(maps.shape[2:])})', or other sites",
+        )
+    pooled = torch.nn.functional.adaptive_avg_pool2d(_wide_enough(maps), size)
+    return pooled.movedim(1, -1).reshape(-1, maps.shape[1])
 
 
 def rows_per_input(site: Site, rule: Rule) -> int:
     """Return the number of rows per input: 1, or its pixels or tokens (padding included)."""
     check_rule(rule)
+    if (size := _grid(rule)) is not None:
+        return size**2
     if not gives_several_rows(rule) or len(site.shape) < 2:
         return 1
     return math.prod(site.shape[:-1] if site.channels_last else site.shape[1:])
@@ -97,8 +128,8 @@ def needs_axes(rule: Rule) -> bool:
 
 def check_rule(rule: Rule) -> None:
     """Raise unless this is a function or the name of a rule."""
-    if not callable(rule) and rule not in RULES:
-        raise ValueError(f"no row rule {rule!r}: there are {', '.join(RULES)}, or a function")
+    if not callable(rule) and rule not in RULES and _grid(rule) is None:
+        raise ValueError(f"no row rule {rule!r}: there are {', '.join(RULES)}, grid(4), or a function")
 
 
 def rule_name(rule: Rule) -> str:

@@ -52,7 +52,7 @@ DATA = (
     "What to run on: demo, npz:file, folder:path, texts:file, datasets:name, cifar10, cifar100, svhn, mnist, "
     "fashion-mnist, file.py:factory."
 )
-ROWS = "How activations become rows: flatten, mean, positions, cls or last."
+ROWS = "How activations become rows: flatten, mean, positions, grid(4), cls or last."
 Data = Annotated[str | None, option(INPUTS, "DATA", DATA)]
 MaxRows = Annotated[int | None, option(INPUTS, "N", "Stop after this many inputs.", default="all", min=1)]
 Shape = Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -182,7 +183,10 @@ def rows_per_input(sources: Sequence[Source]) -> int:
             sites.setdefault(count, []).append(f"{source.name}: {site}")
     if len(sites) > 1:
         text = "; ".join(f"{count} per input at {listed(names, 3)}" for count, names in sorted(sites.items()))
-        raise ValueError(f"need paired rows, but the sites give different numbers of them: {text}. {_INSTEAD}")
+        least = math.isqrt(min(sites))
+        squares = least > 1 and all(math.isqrt(count) ** 2 == count for count in sites)
+        pool = f"rows='grid({least})' averages square maps to {least} × {least}. " if squares else ""
+        raise ValueError(f"need paired rows, but the sites give different numbers of them: {text}. {pool}{_INSTEAD}")
     return next(iter(sites))
 
 
