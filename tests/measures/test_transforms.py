@@ -46,6 +46,32 @@ def test_shapes_between_cca_and_procrustes(alpha: float) -> None:
     assert sosie.align("shape_angle", x, y, alpha=alpha).score(x, y) == pytest.approx(expected, abs=1e-10)
 
 
+@pytest.mark.parametrize("shape", [(60, 7, 5), (24, 15, 19)], ids=str)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_shapes_on_other_rows(shape: tuple[int, int, int]) -> None:
+    """Also where the rows of the fit do not span all neurons."""
+    x, y = rows(*shape)
+    half = len(x) // 2
+    (x1, x2), (y1, y2) = (x[:half], x[half:]), (y[:half], y[half:])
+    rotation = sosie.align("procrustes_angle", x1, y1).score(x2, y2)
+    assert sosie.align("shape_angle", x1, y1, alpha=1.0).score(x2, y2) == pytest.approx(rotation, abs=1e-9)
+
+    partly = []
+    for one, other in ((x1, x2), (y1, y2)):
+        _, sizes, directions = np.linalg.svd(one - one.mean(0), full_matrices=False)
+        seen = sizes > 1e-10 * sizes[0]
+        unit = np.sqrt(np.mean(sizes[seen] ** 2))
+        mapping = 0.3 * np.eye(one.shape[1]) / unit
+        mapping += 0.7 * (directions[seen].T / sizes[seen]) @ directions[seen]
+        partly.append(((one - one.mean(0)) @ mapping, (other - one.mean(0)) @ mapping))
+    (a, a2), (b, b2) = partly
+    left, found, right = np.linalg.svd(a.T @ b, full_matrices=False)
+    known = found > 1e-10
+    overlap = np.sum((a2 @ left[:, known]) * (b2 @ right[known].T)) / np.linalg.norm(a2) / np.linalg.norm(b2)
+    scored = sosie.align("shape_angle", x1, y1, alpha=0.3).score(x2, y2)
+    assert scored == pytest.approx(np.arccos(overlap), abs=1e-9)
+
+
 @pytest.mark.parametrize("measure", [m for m in MEASURES.values() if not m.aligned_by], ids=lambda m: m.name)
 def test_a_measure_without_alignment_says_which_have_one(measure: Measure) -> None:
     with pytest.raises(ValueError, match=f"{re.escape(measure.name)} has no alignment.*procrustes_distance.*have one"):
