@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 TOO_FAR = 10.0  # standard deviations between the provisional centre and the mean before recentring
 
 
-MomentPart = tuple[Tensor, Tensor, Tensor, Tensor]  # a centre (p,), rows (n, p) about it, their ‖x‖² (n,), Σ x xᵀ (p, p)
+# A centre (p,), the rows (n, p) about it, their squared lengths (n,), and Σ x xᵀ (p, p)
+MomentPart = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def part_of(centre: Tensor, rows: Tensor) -> MomentPart:
