@@ -91,12 +91,12 @@ PAPERS = {
     ),
     "raghu2017": Paper("Raghu et al. 2017, SVCCA", f"{_ARXIV}1706.05806"),
     "rudelson2007": Paper("Rudelson and Vershynin 2007, Sampling from large matrices", f"{_ARXIV}math/0503442"),
+    "schonemann1966": Paper(
+        "Schönemann 1966, A generalized solution of the orthogonal Procrustes problem", f"{_DOI}10.1007/BF02289451"
+    ),
     "schrimpf2018": Paper(
         "Schrimpf et al. 2018, Brain-Score: which artificial neural network for object recognition is most brain-like?",
         f"{_DOI}10.1101/407007",
-    ),
-    "schonemann1966": Paper(
-        "Schönemann 1966, A generalized solution of the orthogonal Procrustes problem", f"{_DOI}10.1007/BF02289451"
     ),
     "song2012": Paper("Song et al. 2012, Feature selection via dependence maximization"),
     "szekely2007": Paper(
