@@ -46,6 +46,15 @@ def test_shapes_between_cca_and_procrustes(alpha: float) -> None:
     assert sosie.align("shape_angle", x, y, alpha=alpha).score(x, y) == pytest.approx(expected, abs=1e-10)
 
 
+def test_svcca_of_a_number_of_directions() -> None:
+    x, y = rows(60, 7, 5)
+    t = sosie.align("svcca", x, y, directions=3)
+    assert t.apply(x).shape == (60, 3)
+    assert t.score(x, y) == pytest.approx(sosie.measure("svcca", x, y, directions=3), abs=1e-10)
+    with pytest.raises(ValueError, match="directions of svcca must be a whole number from 1 to 5, got 6"):
+        sosie.align("svcca", x, y, directions=6)
+
+
 @pytest.mark.parametrize("shape", [(60, 7, 5), (24, 15, 19)], ids=str)
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_shapes_on_other_rows(shape: tuple[int, int, int]) -> None:

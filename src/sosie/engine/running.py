@@ -26,6 +26,8 @@ from ..stats import (
     OutputSums,
     PairedRows,
     Reader,
+    SplitMaker,
+    SplitMoments,
     on_device,
     tensors_of,
 )
@@ -68,7 +70,7 @@ class Running:
         """Forget all rows."""
         self.n = 0  # rows so far
         self._sides: tuple[Side, ...] = ()  # known once there are rows
-        self._sums: Grams | Moments | OutputSums | None = None
+        self._sums: Grams | Moments | SplitMoments | OutputSums | None = None
         self._waiting: tuple[Tensor, ...] = ()  # the last rows of x and y, fewer than two blocks
 
     def update(self, x: Any, y: Any, labels: Any = None) -> None:
@@ -200,18 +202,20 @@ class Running:
             self._grow(sums)
             self.n += sums.n
 
-    def _sums_of(self, rows: tuple[Tensor, ...]) -> Grams | Moments:
+    def _sums_of(self, rows: tuple[Tensor, ...]) -> Grams | Moments | SplitMoments:
+        start = 0 if self._sums is None else self._sums.n  # which decides on folds
         with products(tf32=self._kind == "grams"):
             a, b = (
-                maker.side([maker.part(side.name, with_room(each, side.name))])
+                maker.side([maker.part(side.name, with_room(each, side.name), start)])
                 for maker, side, each in zip(self._makers, self._sides, rows, strict=True)
             )
             if self._kind == "moments":
                 return Moments.join(a, b)
-            first = 0 if self._sums is None else self._sums.n // BLOCK
-            return Grams.join(a, b, block=BLOCK, first_block=first)
+            if self._kind == "splits":
+                return SplitMoments.join(a, b)
+            return Grams.join(a, b, block=BLOCK, first_block=start // BLOCK)
 
-    def _grow(self, sums: Grams | Moments | OutputSums | None) -> None:
+    def _grow(self, sums: Grams | Moments | SplitMoments | OutputSums | None) -> None:
         if sums is not None:
             sums = sums if self._device is None else on_device(sums, self._device)
             self._sums = sums if self._sums is None else self._sums.merge(sums)  # type: ignore[arg-type]
@@ -243,6 +247,8 @@ class Running:
 
 
 def _maker(plan: Plan, kind: str) -> Any:
+    if kind == "splits":
+        return SplitMaker(*plan.folds)
     return MomentMaker(plan.products) if kind == "moments" else GramMaker(plan.block, plan.uncentred)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..checks import whole_number
 from ..files import DamagedFile, read_tensors, reading, write_tensors
 from ..linalg import RANK_TOLERANCE, best_assignment, cross_product, row_squares, singular
 from ..stats import HeldCovariances, HeldNeurons, Neurons, RowScatter, Sample, Scatter
@@ -278,10 +279,13 @@ def _basis(scatter: RowScatter) -> tuple[Tensor, Tensor]:
     return basis[:, :count], directions[:count].T / sizes[:count] / lengths[:, None]
 
 
-def _leading_basis(scatter: RowScatter, keep: float) -> tuple[Tensor, Tensor]:
-    """The same of the principal components that hold this share of the variance."""
+def _leading_basis(scatter: RowScatter, keep: float, count: int | None) -> tuple[Tensor, Tensor]:
+    """The same of so many principal components, or of those that hold this share of the variance."""
+    if count is None:
+        count = scatter.leading_count(keep)
+    else:
+        whole_number(count, "directions of svcca", least=1, most=len(scatter.components.sizes))
     basis, sizes, directions = singular(scatter.rows)
-    count = scatter.leading_count(keep)
     return basis[:, :count], directions[:count].T / sizes[:count]
 
 
@@ -297,8 +301,8 @@ def _cca(sample: Sample) -> Maps:
     return _canonical(sample, _basis)[0]
 
 
-def _svcca(sample: Sample, keep: float = 0.99) -> Maps:
-    return _canonical(sample, lambda scatter: _leading_basis(scatter, keep))[0]
+def _svcca(sample: Sample, keep: float = 0.99, directions: int | None = None) -> Maps:
+    return _canonical(sample, lambda scatter: _leading_basis(scatter, keep, directions))[0]
 
 
 def _pwcca(sample: Sample) -> Maps:

@@ -138,6 +138,8 @@ def _facts(fact: Mapping[str, Any]) -> list[str]:
     traits.append("differentiable" if fact["differentiable"] else "not differentiable")
     if fact["invariant"]:
         traits.insert(0, f"invariant to {', '.join(sorted(fact['invariant']))}")
+    if fact.get("aligned_by"):
+        traits.append(f"aligned by {fact['aligned_by']}")
     origin = [f"reads {fact['reads']}"] + ([f"cost {fact['cost']}"] if fact["cost"] else [])
     papers = [" ".join(paper) for paper in cited(fact["paper"] or "")] or ([fact["paper"]] if fact["paper"] else [])
     lines = [reading, "; ".join(traits), "; ".join(origin), *papers]
