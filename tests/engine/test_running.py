@@ -16,8 +16,9 @@ import sosie
 from sosie.measures import MEASURES
 from sosie.stats import PairedRows
 
-STREAMED = ["debiased_cka", "kernel_alignment", "svcca(keep=0.9)", "procrustes_angle", "hard_correlation_match"]
-STREAMED += ["predictivity"]
+STREAMED = [
+    "debiased_cka", "kernel_alignment", "svcca(keep=0.9)", "procrustes_angle", "hard_correlation_match", "predictivity",
+]  # fmt: skip
 WIDE = 1500, 1400  # where `compare` takes Gram matrices of blocks, not covariances
 CUTS = {"all": [300], "one by one": [1] * 300, "odd": [7, 130, 0, 3, 160], "blocks": [64] * 4 + [44]}
 
