@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sosie.capture import Masks, Site, mask_of
+from sosie.capture import Site, TokenMasks, mask_of
 
 X = torch.ones(2, 3)
 IDS = torch.ones(2, 3, dtype=torch.int64)
@@ -48,42 +48,42 @@ def site(name, shape=(3, 4)):
 
 
 def test_one_mask_is_for_every_site_with_tokens():
-    masks = Masks.of({"attention_mask": X})
+    masks = TokenMasks.of({"attention_mask": X})
     assert masks.at(site("layer.0"), torch.ones(2, 3, 4)) is X
     assert masks.at(site("heads"), torch.ones(2, 3, 4, 4)) is X
-    assert Masks.of(X).at(site("layer.0"), torch.ones(2, 3, 4)) is None
+    assert TokenMasks.of(X).at(site("layer.0"), torch.ones(2, 3, 4)) is None
 
 
 def test_the_first_that_has_a_mask_decides():
     other = torch.zeros(2, 3, dtype=torch.bool)
-    assert Masks.of({"x": X}, {"attention_mask": X}, {"attention_mask": other}).tokens is X
+    assert TokenMasks.of({"x": X}, {"attention_mask": X}, {"attention_mask": other}).tokens is X
 
 
 def test_each_half_of_a_model_has_its_mask():
     batch = {"attention_mask": X, "decoder_input_ids": IDS[:, :2]}
-    masks = Masks.of(batch)
+    masks = TokenMasks.of(batch)
     assert masks.at(site("encoder.block.0"), torch.ones(2, 3, 4)) is X
     assert masks.at(site("decoder.block.0"), torch.ones(2, 2, 4)).tolist() == [[True, True], [True, True]]
     assert masks.at(site("decoder.bert.encoder.layer.0"), torch.ones(2, 2, 4)).shape == (2, 2)
     padded = torch.tensor([[1, 0], [1, 1]])
-    masks = Masks.of({**batch, "decoder_attention_mask": padded})
+    masks = TokenMasks.of({**batch, "decoder_attention_mask": padded})
     assert masks.at(site("decoder.block.0"), torch.ones(2, 2, 4)) is padded
     assert masks.at(site("lm_head"), torch.ones(2, 2, 4)) is padded, "by its length"
     assert masks.at(site("shared"), torch.ones(2, 3, 4)) is X
     with pytest.raises(ValueError, match="decoder_attention_mask has -1"):
-        Masks.of({**batch, "decoder_attention_mask": -padded})
+        TokenMasks.of({**batch, "decoder_attention_mask": -padded})
 
 
 def test_a_site_that_may_belong_to_either_half_is_refused_where_it_matters():
     batch = {"attention_mask": X, "decoder_input_ids": IDS}
-    assert Masks.of(batch).at(site("lm_head"), torch.ones(2, 3, 4)) is X
-    padded = Masks.of({**batch, "decoder_attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]])})
+    assert TokenMasks.of(batch).at(site("lm_head"), torch.ones(2, 3, 4)) is X
+    padded = TokenMasks.of({**batch, "decoder_attention_mask": torch.tensor([[1, 1, 0], [1, 1, 1]])})
     with pytest.raises(ValueError, match=r"site 'lm_head' may see the encoder's tokens or the decoder's, 3 per input"):
         padded.at(site("lm_head"), torch.ones(2, 3, 4))
 
 
 def test_the_mask_of_a_text_does_not_speak_of_an_image():
-    masks = Masks.of({"attention_mask": X, "pixel_values": torch.ones(2, 3, 8, 8)})
+    masks = TokenMasks.of({"attention_mask": X, "pixel_values": torch.ones(2, 3, 8, 8)})
     assert masks.at(site("vision_model.layers.0"), torch.ones(2, 5, 4)) is None
     assert masks.at(site("text_model.layers.0"), torch.ones(2, 3, 4)) is X
     assert masks.at(site("patches"), torch.ones(2, 4, 8, 8)) is None

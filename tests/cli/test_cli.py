@@ -119,19 +119,8 @@ def test_several_models_and_saved_statistics(tmp_path: Path) -> None:
                 "--out", "all.json", "--html", "all.html", cwd=tmp_path)  # fmt: skip
     assert found.returncode == 0, found.stderr
     assert len(sosie.load(tmp_path / "all.json")) == 3
-    part = run_here(
-        "compare",
-        *MODELS,
-        "--data",
-        "demo",
-        "--max-rows",
-        "64",
-        "--sites",
-        "fc",
-        "--resume",
-        "s.safetensors",
-        cwd=tmp_path,
-    )
+    saved = ["--data", "demo", "--max-rows", "64", "--sites", "fc", "--resume", "s.safetensors"]
+    part = run_here("compare", *MODELS, *saved, cwd=tmp_path)
     assert part.returncode == 0, part.stderr
     merged = run_here("compare", "s.safetensors", "--out", "m.json", cwd=tmp_path)
     assert merged.returncode == 0, merged.stderr

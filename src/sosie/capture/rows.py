@@ -233,7 +233,7 @@ def mask_of(batch: Any, key: str = MASK) -> Tensor | None:
 
 
 @dataclass(frozen=True)
-class Masks:
+class TokenMasks:
     """The padding masks of one batch: of its tokens, and of the decoder's if the model has an encoder and a decoder."""
 
     tokens: Tensor | None
@@ -243,7 +243,7 @@ class Masks:
     unread: tuple[str, int] | None = None  # an argument that may be a mask without being read, and its tokens
 
     @classmethod
-    def of(cls, *arguments: Any, unread: Callable[[], tuple[str, int] | None] = lambda: None) -> Masks:
+    def of(cls, *arguments: Any, unread: Callable[[], tuple[str, int] | None] = lambda: None) -> TokenMasks:
         """Read the masks from the arguments of a call, or the batch behind them: the first with a mask decides."""
         parts = [part[0] if is_parts(part) and part else part for part in arguments]
         dicts = [part for part in parts if isinstance(part, Mapping)]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..capture import Chunk, Masks, count_inputs, cut, select, unwrap
+from ..capture import Chunk, TokenMasks, count_inputs, cut, select, unwrap
 from ..capture.batches import rebuild
 from ..capture.calls import Call, Seen, in_layout, some_inputs
 from ..capture.sites import Names, outside
@@ -161,7 +161,7 @@ class Record:
     about: dict[str, Any]
     batch: Any  # None if it holds no inputs
     calls: dict[str, Call]
-    masks: Masks
+    masks: TokenMasks
     levels: dict[str, Level]
     sites: Any = None
     inputs: int = field(init=False)
@@ -180,7 +180,7 @@ class Record:
                 for label, call in value["calls"].items()
             }
             levels = {label: Level(*map(float, numbers)) for label, numbers in about["levels"].items()}
-            masks = Masks(*_whole(value["masks"], tensors))
+            masks = TokenMasks(*_whole(value["masks"], tensors))
             batch = _whole(value["batch"], tensors)
             known = [site["label"] for site in about["sites"]]
             if missing := [label for label in [*known, OUTPUT] if label not in calls or label not in levels]:
@@ -254,12 +254,12 @@ class Record:
         numbers = {label: x for label, call in calls.items() if (x := call.activation) is not None}
         return [replace(site, activation=numbers.get(site.label)) for site in self.seen], numbers
 
-    def recorder(self, labels: Sequence[str]) -> Callable[[Chunk], tuple[dict[str, Call], Any, Masks]]:
-        def run(chunk: Chunk) -> tuple[dict[str, Call], Any, Masks]:
+    def recorder(self, labels: Sequence[str]) -> Callable[[Chunk], tuple[dict[str, Call], Any, TokenMasks]]:
+        def run(chunk: Chunk) -> tuple[dict[str, Call], Any, TokenMasks]:
             calls = {label: self._part(self.calls[label], chunk) for label in labels if label in self.calls}
             start, stop = self._place(chunk)
             tokens, decoder = (None if m is None else m[start:stop] for m in (self.masks.tokens, self.masks.decoder))
-            return calls, self._part(self.calls[OUTPUT], chunk).output, Masks(tokens, decoder)
+            return calls, self._part(self.calls[OUTPUT], chunk).output, TokenMasks(tokens, decoder)
 
         return run
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..capture import Chunk, Masks, cut, kept_attributes, types_of, unwrap, watch
+from ..capture import Chunk, TokenMasks, cut, kept_attributes, types_of, unwrap, watch
 from ..capture.calls import (
     Argument,
     Arguments,
@@ -164,11 +164,11 @@ class Subject(Network):
         kinds = {site: torch.quint8 if site in eight else x.dtype for site, x in numbers.items()}
         return [Seen(site, tuple(x.shape), kinds[site], x) for site, x in numbers.items() if site != OUTPUT], numbers
 
-    def recorder(self, labels: Sequence[str]) -> Callable[[Chunk], tuple[dict[str, Call], Any, Masks]]:
+    def recorder(self, labels: Sequence[str]) -> Callable[[Chunk], tuple[dict[str, Call], Any, TokenMasks]]:
         """A function from inputs to the calls of these modules, the answer, and the masks of padded tokens."""
         recorder = CallRecorder(self.model, labels)
 
-        def run(chunk: Chunk) -> tuple[dict[str, Call], Any, Masks]:
+        def run(chunk: Chunk) -> tuple[dict[str, Call], Any, TokenMasks]:
             with self.undone(), self._named_in_errors(chunk):
                 masks = self.masks(chunk.batch, *self.arguments(chunk))
                 return *recorder.run(lambda: self.arguments(chunk)), masks
@@ -195,7 +195,7 @@ class Reference(Protocol):
     def in_training(self) -> list[str]: ...
     def on_cpu(self) -> bool: ...
     def look_at(self, chunk: Chunk) -> tuple[list[Seen], dict[str, Tensor]]: ...
-    def recorder(self, labels: Sequence[str]) -> Callable[[Chunk], tuple[dict[str, Call], Any, Masks]]: ...
+    def recorder(self, labels: Sequence[str]) -> Callable[[Chunk], tuple[dict[str, Call], Any, TokenMasks]]: ...
 
 
 def _is_quantised(module: nn.Module | None) -> bool:
@@ -277,7 +277,7 @@ class Replay:
         self.leaves, self.inputs = Gap(), Gap()
         self._axes: dict[tuple[str, Any], tuple[int, ...] | None] = {}  # of A's arguments, by B's label and place
         self.answers: tuple[Any, Any] = (None, None)  # what both models returned for the last chunk
-        self.masks = Masks(None)  # of the last chunk
+        self.masks = TokenMasks(None)  # of the last chunk
         self.last_error, self.last_worst = 0.0, 0  # of the last chunk: the largest error, and the input where it is
         self._fresh: list[Entries] = []  # of the last chunk
 
@@ -304,7 +304,7 @@ class Replay:
         """By B's label, the pairs that both models passed."""
         return {pair.b: (pair, calls[pair.a]) for pair in pairs if pair.a in calls}
 
-    def _total(self, chunk: Chunk, calls: dict[str, Call], masks: Masks, answer: Any) -> None:
+    def _total(self, chunk: Chunk, calls: dict[str, Call], masks: TokenMasks, answer: Any) -> None:
         counterparts = self._counterparts(calls, [*self.pairs, self.under])
 
         @products()  # B itself runs as A does, with autocast and the precision that the caller chose
@@ -335,7 +335,7 @@ class Replay:
                 self._compare(*counterparts[OUTPUT], output, masks, chunk)
         self.answers, self.masks = (answer, output), masks
 
-    def _compare(self, pair: Pair, call: Call, output: Any, masks: Masks, chunk: Chunk) -> None:
+    def _compare(self, pair: Pair, call: Call, output: Any, masks: TokenMasks, chunk: Chunk) -> None:
         if NotSaved in map(type, (call.output, output)):
             return
         label, located = pair.a, answers_at if pair.a == OUTPUT else tensors_at
@@ -391,7 +391,7 @@ class Replay:
                 self.last_error, self.last_worst = error, int(lone_at if lone else at)
 
     def _isolated(
-        self, chunk: Chunk, calls: dict[str, Call], masks: Masks, pairs: Sequence[Pair], *, outermost: bool
+        self, chunk: Chunk, calls: dict[str, Call], masks: TokenMasks, pairs: Sequence[Pair], *, outermost: bool
     ) -> None:
         """Run B with A's activations into and out of these modules."""
         counterparts = self._counterparts(calls, [*pairs, self.under])
@@ -440,7 +440,7 @@ class Replay:
         with self._around():
             self.b.run_around(list(counterparts), chunk, enter, leave)
 
-    def _alone(self, chunk: Chunk, calls: dict[str, Call], masks: Masks) -> None:
+    def _alone(self, chunk: Chunk, calls: dict[str, Call], masks: TokenMasks) -> None:
         """Run layers of TorchScript, which cannot be watched, one by one on A's inputs."""
         layers: dict[str, Any] = dict(unwrap(self.b.model).named_modules())
         for pair in self.pairs:
@@ -538,7 +538,7 @@ def levels_of(pairs: Sequence[Pair]) -> list[list[Pair]]:
     return [levels[depth] for depth in sorted(levels)]
 
 
-def kept_tokens(activation: Tensor, masks: Masks, label: str) -> Tensor | None:
+def kept_tokens(activation: Tensor, masks: TokenMasks, label: str) -> Tensor | None:
     """(inputs, tokens) False at padding, where models may differ as they like; None if there is none."""
     if activation.ndim < 3:
         return None

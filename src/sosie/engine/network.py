@@ -32,7 +32,7 @@ from ..capture.batches import (
     without_labels,
 )
 from ..capture.restore import as_found, kept_attributes, restored_after_errors
-from ..capture.rows import Masks, Rule, gives_several_rows, needs_axes, rows_per_input, rule_name, to_rows
+from ..capture.rows import Rule, TokenMasks, gives_several_rows, needs_axes, rows_per_input, rule_name, to_rows
 from ..capture.saved import ActivationFile, open_activations
 from ..capture.sites import NoRows, SilentSite, Site, SiteError, Watch, answer_in, select, tensors_in, unwrap, watch
 from ..checks import listed
@@ -76,7 +76,7 @@ class Network:
         self._seen: Watch | None = None
         self._sink: Sink | None = None
         self._chunk: Chunk | None = None
-        self._masks = Masks(None)
+        self._masks = TokenMasks(None)
         self._counts: dict[str, Tensor] = {}
         self._widths: dict[str, int] = {}
         self._mixing = MixingTest()
@@ -163,11 +163,11 @@ class Network:
             chunk.batch, model=self.model, inputs=self.inputs, prepare=self.prepare, device=self._device()
         )
 
-    def masks(self, batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Masks:
+    def masks(self, batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TokenMasks:
         """The masks of padded tokens, from the arguments of a call and the batch that they came from."""
         named = named_arguments(self.model, args, kwargs)
         # The result of `inputs` comes first; without it the mask of the batch, which is on the CPU already.
-        return Masks.of(
+        return TokenMasks.of(
             *((named, batch) if self.inputs else (batch, named)),
             unread=lambda: None if callable(self.rows) else unread_mask(self.model, named),
         )

@@ -16,7 +16,7 @@ from ..capture import nearest
 from ..capture.batches import CallArguments, Chunk, count_inputs
 from ..capture.calls import is_mask, run_changed
 from ..capture.restore import as_found, evaluating, every_module_called, kept_attributes, state_of
-from ..capture.rows import Masks, token_mask
+from ..capture.rows import TokenMasks, token_mask
 from ..capture.sites import (
     Names,
     Site,
@@ -472,6 +472,6 @@ class CutModel(Network):
             return network.mixing(batch)
 
 
-def _no_padding(masks: Masks, activation: Tensor, site: Site) -> Tensor | None:
+def _no_padding(masks: TokenMasks, activation: Tensor, site: Site) -> Tensor | None:
     mask = masks.at(site, activation)
     return None if mask is None or activation.ndim != 3 else token_mask(mask, "positions", activation, site=site)
