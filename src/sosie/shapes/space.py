@@ -22,7 +22,7 @@ from ..linalg import centred, near_one, singular
 
 Array = NDArray[np.float64]
 STEPS = 1000  # of the iteration to a mean
-STILL = 1e-10  # a step to the mean that is shorter, as a share of the mean's length, is the last
+STILL = 1e-8  # a step to the mean that is shorter, as a share of the mean's length, is the last
 STARTS = 10  # of k-means, of which the best is taken
 
 
@@ -193,8 +193,11 @@ def _exp(start: Tensor, tangent: Tensor, scale: bool) -> Tensor:
     if not scale:
         return start + tangent
     length = tangent.norm()
-    point = start * length.cos() + tangent * torch.sinc(length / torch.pi)
-    return point / point.norm()
+    return _onto(start * length.cos() + tangent * torch.sinc(length / torch.pi), scale)
+
+
+def _onto(point: Tensor, scale: bool) -> Tensor:
+    return point / point.norm() if scale else point
 
 
 def _norms(tangents: Tensor) -> Tensor:
@@ -207,11 +210,13 @@ def _mean(points: Tensor, scale: bool) -> tuple[Tensor, int]:
     mean = torch.zeros_like(points[0])
     count = min(points.shape[2], len(sizes))
     mean[:, :count] = vectors[:, :count] * sizes[:count] / len(points) ** 0.5
-    if scale:
-        mean = mean / mean.norm()
+    mean = _onto(mean, scale)
+    before, pace = mean, 0
     for step in range(1, STEPS + 1):
-        move = _log(mean, _rotated(points, mean), scale).mean(0)
-        mean = _exp(mean, move, scale)
+        ahead = _onto(mean + pace / (pace + 3) * (mean - before), scale)  # Nesterov's momentum
+        move = _log(ahead, _rotated(points, ahead), scale).mean(0)
+        before, mean = mean, _exp(ahead, move, scale)
+        pace = pace + 1 if bool((move * (mean - before)).sum() > 0) else 0  # uphill: begin anew (O'Donoghue, Candès)
         if bool(move.norm() <= STILL * mean.norm()):
             return mean, step
     warnings.warn(
