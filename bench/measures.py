@@ -111,8 +111,9 @@ def main() -> None:
         threadpool_limits(1)
     found = []
     for facts in [*sosie.list_measures(), *({**find(name).facts(), "name": name} for name in OPTIONS)]:
-        if find(facts["name"]).reads_weights or (asked.only and facts["name"] not in asked.only):
-            continue  # weights have benchmarks of their own
+        measure = find(facts["name"])
+        if measure.reads_weights or measure.reads_repetitions or (asked.only and facts["name"] not in asked.only):
+            continue  # weights have benchmarks of their own; repetitions are no rows
         found.append(compare(facts, asked.rows, asked.width, asked.repeats))
         print(
             f"{found[-1]['measure']}: " + ", ".join(f"{w} {s:.3g} s" for w, s in found[-1]["seconds"].items()),

@@ -38,6 +38,10 @@ PAPERS = {
     "diedrichsen2020": Paper(
         "Diedrichsen et al. 2020, Comparing representational geometries using whitened distances", f"{_ARXIV}2007.02789"
     ),
+    "duong2023": Paper(
+        "Duong et al. 2023, Representational dissimilarity metric spaces for stochastic neural networks",
+        f"{_ARXIV}2211.11665",
+    ),
     "facco2017": Paper(
         "Facco et al. 2017, Estimating the intrinsic dimension of datasets", f"{_DOI}10.1038/s41598-017-11873-y"
     ),
@@ -114,6 +118,10 @@ PAPERS = {
     "tang2020": Paper("Tang et al. 2020, Similarity of neural networks with gradients", f"{_ARXIV}2003.11498"),
     "tsitsulin2020": Paper(
         "Tsitsulin et al. 2020, The shape of data: intrinsic distance for data distributions", f"{_ARXIV}1905.11141"
+    ),
+    "walther2016": Paper(
+        "Walther et al. 2016, Reliability of dissimilarity measures for multi-voxel pattern analysis",
+        f"{_DOI}10.1016/j.neuroimage.2015.12.012",
     ),
     "wang2022": Paper("Wang et al. 2022, Understanding weight similarity of neural networks via chain normalization"),
     "wcka2025": Paper(

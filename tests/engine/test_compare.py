@@ -25,7 +25,7 @@ from sosie.models import open_model
 from sosie.report import print_comparison
 from sosie.zoo import fingerprint
 
-OF_ROWS = {name: m for name, m in MEASURES.items() if not (m.reads_outputs or m.reads_weights or m.reads_entries)}
+OF_ROWS = {name: m for name, m in MEASURES.items() if m.reads_layers}
 ALL = [name for name in OF_ROWS if name != "rtd" or find_spec("ripser")]
 ONE_A_VIEW = sorted({MEASURES[name].reads: name for name in reversed(ALL)}.values())
 

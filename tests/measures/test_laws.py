@@ -30,9 +30,9 @@ from sosie.stats import (
 
 PACKAGES = {"rtd": "ripser"}  # measures that need an optional package
 
-# Measures of outputs take no rows of neurons; test_output_laws.py has theirs, and test_difference_laws.py those of
-# measures that compare entry by entry.
-OF_ROWS = [m for m in MEASURES.values() if not (m.reads_outputs or m.reads_weights or m.reads_entries)]
+# Measures of outputs take no rows of neurons; test_output_laws.py has theirs, test_difference_laws.py those of measures
+# that compare entry by entry, and test_stochastic.py those of repeated responses.
+OF_ROWS = [m for m in MEASURES.values() if m.reads_layers]
 # Options that change facts.
 OF_ROWS += map(
     find,

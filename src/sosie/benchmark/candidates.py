@@ -68,7 +68,7 @@ def open_candidates(
 ) -> list[Candidate]:
     """The measures to test; None: all of sosie's measures of activations and of weights."""
     if measures is None:
-        measures = [m for m in MEASURES.values() if not (m.reads_outputs or m.reads_entries or m.reads is Atoms)]
+        measures = [m for m in MEASURES.values() if (m.reads_layers or m.reads_weights) and m.reads is not Atoms]
     measures = measures if isinstance(measures, (list, tuple)) else [measures]
     candidates = [_open(measure, scale, of, closer, rows) for measure in measures]
     names = [candidate.name for candidate in candidates]
@@ -104,6 +104,8 @@ def _of_measure(measure: Measure, scale: Scale, rows: int | None) -> Candidate:
         raise ValueError(
             f"{measure.name} compares entry by entry; neurons of different networks do not belong together"
         )
+    if measure.reads_repetitions:
+        raise ValueError(f"{measure.name} compares repeated responses; networks here answer once")
     if measure.reads is Atoms:
         raise ValueError(f"{measure.name} compares convolutions that share coefficients; networks here have none")
     of: Of = "models" if measure.reads_weights else "activations"

@@ -17,7 +17,19 @@ from ..linalg import chain_products, near_one, total_squares, vanishes
 from ..measures import Measure, Transform, aligner_of, find, fit_transform, load_all, snap_to_bounds
 from ..process_state import products
 from ..results import Side
-from ..stats import Atoms, LinearMaps, OutputSums, Reader, Sample, TensorPair, check_folds, grouped_folds, linear_maps
+from ..stats import (
+    Atoms,
+    LinearMaps,
+    OutputSums,
+    PairedRepetitions,
+    Reader,
+    Repetitions,
+    Sample,
+    TensorPair,
+    check_folds,
+    grouped_folds,
+    linear_maps,
+)
 from .caveats import of_lost_directions, of_widths
 from .evaluate import CONSTANT
 
@@ -62,6 +74,9 @@ def measure(
     For measures of weights, x and y are maps (d, p) and (d, q), with a row for each entry of the input, or lists of
     factors (d, p₁), (p₁, p₂), … to be multiplied; for measures of tensors, two tensors of one shape; for measures of
     atoms, the atoms (m, height, width) of one layer of two models that share its coefficients.
+
+    For measures of noisy responses, x and y are repetitions (n, repeats, p) and (n, repeats, q), or pairs of means
+    (n, p) and covariances (n, p, p).
     """
     chosen = _chosen(name, x, y, options, call="measure('linear_cka', x, y)")
     if not chosen.folds and (
@@ -76,6 +91,10 @@ def measure(
         if inputs is not None:
             raise TypeError(f"{chosen.name} takes no inputs")
         return _of_weights(chosen, x, y)
+    if chosen.reads_repetitions:
+        if inputs is not None:
+            raise TypeError(f"{chosen.name} takes no inputs")
+        return _of_repetitions(chosen, x, y)
     if inputs is not None and "inputs" not in chosen.needs:
         raise TypeError(f"{chosen.name} takes no inputs")
     sample = _paired(x, y, any_scale="scale" in chosen.invariant)
@@ -207,6 +226,16 @@ def _of_outputs(chosen: Measure, x: Any, y: Any, inputs: Any, labels: Any, kind:
             return float(snap_to_bounds(chosen.from_outputs(sums), chosen))
         except ValueError as error:
             raise ValueError(f"{chosen.name}: {error}") from error
+
+
+def _of_repetitions(chosen: Measure, x: Any, y: Any) -> float:
+    with torch.no_grad():
+        sides = []
+        for label, side in (("x", x), ("y", y)):
+            parts = side if isinstance(side, tuple) and len(side) == 2 else (side,)
+            numbers = [_real_numbers(part, label)[0] for part in parts]
+            sides.append(Repetitions.of(numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1]), label))
+        return float(snap_to_bounds(chosen(PairedRepetitions(*sides)), chosen))
 
 
 def as_outputs(values: Any, label: str) -> Tensor:

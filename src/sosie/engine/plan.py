@@ -38,6 +38,7 @@ _ELSEWHERE = {
     "outputs": "of outputs, not of layers; use compare_outputs",
     "weights": "of weights, without data; use compare_weights",
     "entries": "entry by entry, of two sites that belong together; use sosie.diff",
+    "repetitions": "of repeated responses (n, repeats, p); use sosie.measure",
 }
 
 
@@ -53,6 +54,8 @@ def find_measures(measures: str | Measure | Sequence[str | Measure], *, of: str)
 def _reads(measure: Measure) -> str:
     if measure.reads_entries:
         return "entries"
+    if measure.reads_repetitions:
+        return "repetitions"
     return "outputs" if measure.reads_outputs else "weights" if measure.reads_weights else "layers"
 
 

@@ -65,6 +65,14 @@ from .shape import (
     regression_r2,
     shape_angle,
 )
+from .stochastic import (
+    crossnobis,
+    crossnobis_rsa,
+    energy_shape_distance,
+    gaussian_shape_distance,
+    noise_mahalanobis,
+    noise_mahalanobis_rsa,
+)
 from .transforms import Transform, aligner_of, fit_transform
 from .weights import (
     atom_cosine,

@@ -20,6 +20,7 @@ from ..process_state import without_autocast
 from ..stats import View
 from ..stats.entries import Entries
 from ..stats.outputs import Outputs, OutputSums
+from ..stats.repetitions import PairedRepetitions, Repetitions
 from ..stats.sample import Sample
 from ..stats.splits import Splits
 from ..stats.views import Alignment, Covariances, Neurons, PairedRows
@@ -105,6 +106,8 @@ class Measure:
         with without_autocast(y.device.type):
             if self.reads_outputs:
                 return self.from_outputs(OutputSums.of(x, y, labels=labels, kind=kind))
+            if self.reads_repetitions:
+                return self(PairedRepetitions(Repetitions.of(x, "x"), Repetitions.of(y, "y")))
             x, y = widened(x), widened(y)
             if issubclass(self.reads, LinearMaps):
                 return self(linear_maps(x, y, self.reads))
@@ -147,6 +150,16 @@ class Measure:
     def reads_weights(self) -> bool:
         """Whether it compares the weights of models, without data."""
         return issubclass(self.reads, Weights)
+
+    @property
+    def reads_repetitions(self) -> bool:
+        """Whether it compares noisy responses, (n, repeats, p)."""
+        return issubclass(self.reads, PairedRepetitions)
+
+    @property
+    def reads_layers(self) -> bool:
+        """Whether it compares rows of neurons, as `compare` does: none of the above."""
+        return not (self.reads_outputs or self.reads_entries or self.reads_weights or self.reads_repetitions)
 
     def from_outputs(self, sums: OutputSums, *, jackknife: bool = False) -> Tensor:
         """The value from sums over outputs; with `jackknife`, one value for each group of inputs left out."""

@@ -16,6 +16,7 @@ from .outputs import (
     Reader,
     check_labels,
 )
+from .repetitions import PairedRepetitions, Repetitions
 from .row_grams import SMALLEST_GROUP
 from .sample import NO_NEURONS, Sample, SampleMaker
 from .sampling import ROWS, Buckets, Fold, Resketch, RowSampler, Shuffle, check_seed, dealt_evenly, row_hash
@@ -39,4 +40,4 @@ from .weights import Atoms, AtomTable, LinearMaps, TensorPair, UncentredLinearMa
 
 Statistic = Moments | Grams | Sample
 Collected = Statistic | SplitMoments  # what a pass collects
-View = Alignment | Covariances | PairedRows | Neurons | Splits | Outputs | Weights | Entries
+View = Alignment | Covariances | PairedRows | Neurons | Splits | Outputs | Weights | Entries | PairedRepetitions
