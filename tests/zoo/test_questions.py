@@ -14,6 +14,7 @@ from torch import nn
 import sosie
 from sosie.files import DamagedFile
 from sosie.results import Clusters, Duplicates, Family, Map
+from sosie.shapes import medoids, spherical_mds
 from sosie.zoo import Fingerprint, Zoo, questions
 from sosie.zoo.questions import measured, oriented, placed, scaled, similarities
 
@@ -101,6 +102,26 @@ def test_the_stress_is_that_of_the_points(tmp_path: Path) -> None:
     wanted = np.sqrt(((apart(found) - true) ** 2).sum() / (true**2).sum())
     assert found.stress == pytest.approx(wanted, abs=1e-6)
     assert found.stress > 0.1  # random vectors do not lie in a plane
+
+
+def test_similarities_of_all_pairs_and_what_shapes_make_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    angles = np.array([0.0, 0.1, 0.2, 1.5, 1.6, 2.5])
+    zoo = on_a_circle(tmp_path, angles)
+    names, similarity = zoo.similarities()
+    assert names == [f"c{k}" for k in range(6)]
+    np.testing.assert_allclose(similarity, np.cos(angles[:, None] - angles[None]), atol=1e-6)
+    far = np.arccos(similarity.clip(-1, 1))
+    points, stress = spherical_mds(far, 1)
+    assert stress < 1e-3
+    np.testing.assert_allclose(points @ points.T, similarity, atol=1e-3)
+    labels, centres = medoids(far, 3)
+    assert labels.tolist() == [0, 0, 0, 1, 1, 2]
+    assert names[centres[0]] == "c1"
+    monkeypatch.setattr(questions, "MOST_CLUSTERED", 5)
+    with pytest.raises(ValueError, match="all pairs of 6 models: filter them to 5 or fewer"):
+        zoo.similarities()
 
 
 def test_a_map_of_few_models_and_its_orientation(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def gaussian_shape_distance(pair: PairedRepetitions, alpha: float = 1.0, starts:
     padded with neurons that are always 0. Covariances are divided by r − 1; few repetitions make equal networks differ.
 
     The sum may have several local optima: it is followed from the rotation of the means, from principal components onto
-    principal components, and from `starts` random rotations.
+    principal components, and from `starts` random rotations and their inverses.
     """
     if not 0 <= alpha <= 2:
         raise ValueError(f"gaussian_shape_distance goes from noise (alpha=0) to means (alpha=2), got alpha={alpha!r}")

@@ -142,6 +142,18 @@ def _tiles(vectors: Vectors) -> list[Whole]:
     return np.split(order, np.flatnonzero(np.diff(tile)) + 1)
 
 
+def square_of(zoo: Zoo, kind: str, filters: dict[str, Any]) -> tuple[list[str], Array]:
+    """See `Zoo.similarities`."""
+    vectors = vectors_of(zoo, kind, **filters)
+    if (count := len(vectors.models)) > MOST_CLUSTERED:
+        raise ValueError(
+            f"the similarities of all pairs of {count:,} models: filter them to {MOST_CLUSTERED:,} or fewer"
+        )
+    facts, similarity = zoo.store.describe(vectors.models.tolist(), vectors.kind), square(vectors)
+    kept = [k for k, model in enumerate(vectors.models.tolist()) if model in facts]  # others were removed meanwhile
+    return [facts[model]["name"] for model in vectors.models[kept].tolist()], similarity[np.ix_(kept, kept)]
+
+
 # Landmarks: models that stand for all, some drawn at random, then those least like any of them
 
 BLOCK = 4096  # models compared with landmarks at a time

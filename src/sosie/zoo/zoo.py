@@ -15,11 +15,11 @@ from torch import nn
 from ..checks import check_options, renamed, whole_number
 from ..models import NamedModel
 from ..progress import Progress
-from ..results import Clusters, Duplicates, Family, Map, Neighbours, Recommendation
+from ..results import Array, Clusters, Duplicates, Family, Map, Neighbours, Recommendation
 from .fingerprints import PROBE_GONE, PROBES, Fingerprint, Probe, Settings
 from .index import build
 from .listing import Listing, failures, models
-from .questions import SAME, find_clusters, find_duplicates, lay_out, vectors_of
+from .questions import SAME, find_clusters, find_duplicates, lay_out, square_of, vectors_of
 from .search import as_query, find_family, search
 from .store import Facts, Filter, NameTaken, Record, Store, check_filters, check_tags, new_folder
 from .tasks import (
@@ -330,6 +330,15 @@ class Zoo:
     ) -> Neighbours:
         """Return the `k` layers of other models nearest to each layer of a model: `search` with by="layer"."""
         return self.search(model, k, by="layer", site=site, **how)
+
+    def similarities(
+        self, kind: str = "cka", *, tag: Filter = None, architecture: Filter = None, task: Filter = None
+    ) -> tuple[list[str], Array]:
+        """Return the names of up to 5,000 models and the similarities (N, N) of all pairs, those of `map`.
+
+        For questions of your own: `sosie.shapes.spherical_mds(np.arccos(similarity.clip(-1, 1)))`.
+        """
+        return square_of(self, kind, check_filters(tag, architecture, task))
 
     def map(
         self,
