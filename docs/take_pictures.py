@@ -1,6 +1,7 @@
-"""Take the pictures in docs/pictures: run the gallery's examples, and photograph the pages that they write.
+"""Take the pictures in docs/pictures: run the examples of gallery.md and shapes.md, and photograph the pages they write.
 
-`python docs/take_pictures.py`, with chromium and the extra `dev` installed. A picture is the top of a page.
+`python docs/take_pictures.py`, with chromium and the extra `dev` installed. A picture is the top of a page, or a figure
+that the examples save.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", flags=re.S | re.M)
 
 
 def write_pages(folder: Path) -> list[Path]:
-    """Run the examples of gallery.md in a folder; the pages that they write there."""
-    namespace: dict[str, object] = {"__name__": "__main__"}
+    """Run the examples in a folder; the pages that they write there."""
     with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for code in BLOCK.findall((DOCS / "gallery.md").read_text("utf-8")):
-            exec(code, namespace)
+        for page in ("gallery.md", "shapes.md"):
+            namespace: dict[str, object] = {"__name__": "__main__"}
+            for code in BLOCK.findall((DOCS / page).read_text("utf-8")):
+                exec(code, namespace)
     return sorted(folder.glob("*.html"))
 
 
@@ -39,6 +41,8 @@ def main() -> None:
     keep = Path(sys.argv[1]) if len(sys.argv) > 1 else None  # a folder for the whole pages, to look at
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         pages = write_pages(Path(folder))
+        for figure in Path(folder).glob("*.png"):
+            Image.open(figure).convert("RGB").quantize(128).save(PICTURES / figure.name, optimize=True)
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=CHROMIUM)
         for path in pages:
             page = browser.new_page(viewport=SIZE)
