@@ -1,4 +1,4 @@
-"""Take the pictures in docs/pictures: run the examples of gallery.md and shapes.md, and photograph the pages they write.
+"""Take the pictures in docs/pictures: run the examples of gallery.md and shapes.md, and photograph their pages.
 
 `python docs/take_pictures.py`, with chromium and the extra `dev` installed. A picture is the top of a page, or a figure
 that the examples save.

@@ -110,7 +110,7 @@ def test_similarities_of_all_pairs_and_what_shapes_make_of_them(
     angles = np.array([0.0, 0.1, 0.2, 1.5, 1.6, 2.5])
     zoo = on_a_circle(tmp_path, angles)
     names, similarity = zoo.similarities()
-    assert names == [f"c{k}" for k in range(6)]
+    assert names == tuple(f"c{k}" for k in range(6))
     np.testing.assert_allclose(similarity, np.cos(angles[:, None] - angles[None]), atol=1e-6)
     far = np.arccos(similarity.clip(-1, 1))
     points, stress = spherical_mds(far, 1)

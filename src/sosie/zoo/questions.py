@@ -142,7 +142,7 @@ def _tiles(vectors: Vectors) -> list[Whole]:
     return np.split(order, np.flatnonzero(np.diff(tile)) + 1)
 
 
-def square_of(zoo: Zoo, kind: str, filters: dict[str, Any]) -> tuple[list[str], Array]:
+def square_of(zoo: Zoo, kind: str, filters: dict[str, Any]) -> tuple[tuple[str, ...], Array]:
     """See `Zoo.similarities`."""
     vectors = vectors_of(zoo, kind, **filters)
     if (count := len(vectors.models)) > MOST_CLUSTERED:
@@ -151,7 +151,7 @@ def square_of(zoo: Zoo, kind: str, filters: dict[str, Any]) -> tuple[list[str], 
         )
     facts, similarity = zoo.store.describe(vectors.models.tolist(), vectors.kind), square(vectors)
     kept = [k for k, model in enumerate(vectors.models.tolist()) if model in facts]  # others were removed meanwhile
-    return [facts[model]["name"] for model in vectors.models[kept].tolist()], similarity[np.ix_(kept, kept)]
+    return tuple(facts[model]["name"] for model in vectors.models[kept].tolist()), similarity[np.ix_(kept, kept)]
 
 
 # Landmarks: models that stand for all, some drawn at random, then those least like any of them

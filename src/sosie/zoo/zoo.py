@@ -333,7 +333,7 @@ class Zoo:
 
     def similarities(
         self, kind: str = "cka", *, tag: Filter = None, architecture: Filter = None, task: Filter = None
-    ) -> tuple[list[str], Array]:
+    ) -> tuple[tuple[str, ...], Array]:
         """Return the names of up to 5,000 models and the similarities (N, N) of all pairs, those of `map`.
 
         For questions of your own: `sosie.shapes.spherical_mds(np.arccos(similarity.clip(-1, 1)))`.
