@@ -56,7 +56,7 @@ by_noise = functools.partial(
 
 
 @by_distribution(cost="(n r (r + p) p + p³) steps (starts + 1)")
-def gaussian_shape_distance(pair: PairedRepetitions, alpha: float = 1.0, starts: int = 2) -> Tensor:
+def gaussian_shape_distance(pair: PairedRepetitions, alpha: float = 1.0, starts: int = 6) -> Tensor:
     """Distance of Gaussian responses after the best rotation: √ mean α ‖μ − μ′‖² + (2 − α) B²(Σ, Σ′) over stimuli.
 
     B is the Bures distance of covariances. alpha=1 is the 2-Wasserstein distance, alpha=0 compares the noise alone, and
@@ -64,7 +64,8 @@ def gaussian_shape_distance(pair: PairedRepetitions, alpha: float = 1.0, starts:
     padded with neurons that are always 0. Covariances are divided by r − 1; few repetitions make equal networks differ.
 
     The sum may have several local optima: it is followed from the rotation of the means, from principal components onto
-    principal components, and from `starts` random rotations and their inverses.
+    principal components, and from `starts` random rotations and their inverses. What it finds is an upper bound: of 30
+    pairs of unrelated responses (3 stimuli, 4 neurons) 20 starts found less than 6 in none at alpha=1, in 7 at alpha=0.
     """
     if not 0 <= alpha <= 2:
         raise ValueError(f"gaussian_shape_distance goes from noise (alpha=0) to means (alpha=2), got alpha={alpha!r}")
@@ -82,7 +83,7 @@ def gaussian_shape_distance(pair: PairedRepetitions, alpha: float = 1.0, starts:
 
 
 @by_distribution(cost="(n r² p + n r p² + p³) steps (starts + 1)")
-def energy_shape_distance(pair: PairedRepetitions, q: float = 1.0, starts: int = 2) -> Tensor:
+def energy_shape_distance(pair: PairedRepetitions, q: float = 1.0, starts: int = 6) -> Tensor:
     """Energy distance of responses after the best rotation: √ mean E‖X − Y‖^q − ½ E‖X − X′‖^q − ½ E‖Y − Y′‖^q.
 
     Over stimuli; 0 < q < 2 sees every difference of the distributions, not only means and covariances, and q=2 compares
