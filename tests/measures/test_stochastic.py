@@ -226,6 +226,16 @@ def test_rotations_are_found_again(name: str) -> None:
     assert sosie.measure(name, x, wide) < 1e-6
 
 
+def test_more_starts_find_better_rotations_where_noise_alone_decides() -> None:
+    found = []
+    for seed in range(8):
+        x, y = responses(n=3, p=4, q=4, r=4, s=4, seed=seed)
+        values = [sosie.measure("gaussian_shape_distance", x, y, alpha=0.0, starts=starts) for starts in (0, 6)]
+        assert values[1] <= values[0] + 1e-9
+        found.append(values[1] < 0.99 * values[0])
+    assert any(found)
+
+
 def test_means_and_covariances_are_those_of_the_repetitions() -> None:
     x, y = (side.numpy() for side in responses())
     given = [(side.mean(1), np.stack([np.cov(each.T) for each in side])) for side in (x, y)]

@@ -92,3 +92,14 @@ def test_bad_options_are_named() -> None:
         spherical_mds([[0, 4.0], [4.0, 0]])
     with pytest.raises(ValueError, match="groups must be a whole number from 1 to 2, got 3"):
         medoids([[0, 1.0], [1.0, 0]], 3)
+
+
+def test_no_points_near_those_found_are_better() -> None:
+    _, angles = on_sphere(10, 5)
+    points, stress = spherical_mds(angles, 2)
+    random = np.random.default_rng(1)
+    for _ in range(30):
+        near = points + 1e-3 * random.normal(size=points.shape)
+        near /= np.linalg.norm(near, axis=1, keepdims=True)
+        shown = np.arccos((near @ near.T).clip(-1, 1)) * (1 - np.eye(10))
+        assert np.linalg.norm(shown - angles) / np.linalg.norm(angles) > stress
