@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from paired import correlated_rows
 from scipy.spatial.distance import pdist
 from scipy.stats import kendalltau, pearsonr, spearmanr
 
 import sosie
+from sosie.measures.dissimilarities import whitened as whitening
 
 METRICS = {
     "correlation": "correlation",
@@ -47,9 +49,12 @@ def whitened(a: np.ndarray, b: np.ndarray, n: int) -> float:
 COMPARATORS = {
     "pearson": lambda a, b, n: pearsonr(a, b)[0],
     "spearman": lambda a, b, n: spearmanr(a, b)[0],
+    "rho_a": lambda a, b, n: spearmanr(a, b)[0],
     "kendall": lambda a, b, n: tau_a(a, b),
+    "kendall_b": lambda a, b, n: kendalltau(a, b)[0],
     "cosine": lambda a, b, n: a @ b / np.linalg.norm(a) / np.linalg.norm(b),
     "whitened_cosine": whitened,
+    "whitened_pearson": lambda a, b, n: whitened(a - a.mean(), b - b.mean(), n),
 }
 
 
@@ -68,8 +73,11 @@ def test_every_combination_by_its_definition(dissimilarity: str, compare: str) -
         ("cosine", "cosine"),
         ("corr", "pearson"),
         ("spearman", "spearman"),
+        ("rho-a", "rho_a"),
         ("tau-a", "kendall"),
+        ("tau-b", "kendall_b"),
         ("cosine_cov", "whitened_cosine"),
+        ("corr_cov", "whitened_pearson"),
     ],
 )
 @pytest.mark.filterwarnings("ignore")
@@ -100,6 +108,42 @@ def test_ties_by_rounding_are_ties() -> None:
         tau_a(exact, pdist(y, "correlation")), abs=1e-9
     )
     assert abs(kendalltau(exact, pdist(y, "correlation"))[0]) > abs(tau_a(exact, pdist(y, "correlation")))
+
+
+def test_rho_a_is_spearman_over_random_orders_of_ties() -> None:
+    """12 Σ a b / (P³ − P), by hand for three rows."""
+    x, y = np.array([[0.0], [1.0], [2.0]]), np.array([[0.0], [1.0], [3.0]])  # distances 1 2 1 and 1 3 2
+    a, b = np.array([1.5, 3, 1.5]) - 2, np.array([1.0, 3, 2]) - 2
+    found = sosie.measure("rsa", x, y, dissimilarity="euclidean", compare="rho_a")
+    assert found == pytest.approx(12 * (a @ b) / (27 - 3), abs=1e-12) == pytest.approx(0.75)
+    orders = [spearmanr([1, 3, 2], order)[0] for order in ((1, 3, 2), (2, 3, 1))]
+    assert found == pytest.approx(np.mean(orders), abs=1e-12)
+
+
+def test_whitening_by_hand_for_four_rows() -> None:
+    """V of six pairs: 4 for a pair with itself, 1 where they share a row, 0 for the three pairs that share none."""
+    v = np.array(
+        [
+            [4, 1, 1, 1, 1, 0],
+            [1, 4, 1, 1, 0, 1],
+            [1, 1, 4, 0, 1, 1],
+            [1, 1, 0, 4, 1, 1],
+            [1, 0, 1, 1, 4, 1],
+            [0, 1, 1, 1, 1, 4],
+        ]
+    )
+    white = whitening(torch.eye(6).double(), 4).numpy()
+    assert white @ v @ white.T == pytest.approx(2 * np.eye(6), abs=1e-12)
+
+
+def test_whitening_is_for_the_covariance_that_noise_gives() -> None:
+    """100,000 draws of pure noise: products of two noises estimate distances of 0 without bias."""
+    random = np.random.default_rng(0)
+    i, j = np.triu_indices(4, 1)
+    one, two = random.normal(size=(2, 100_000, 4))
+    d = (one[:, i] - one[:, j]) * (two[:, i] - two[:, j])
+    white = whitening(torch.from_numpy(d), 4).numpy()
+    assert np.cov(white.T) == pytest.approx(2 * np.eye(6), abs=0.06)  # 3.5 standard errors of a variance
 
 
 def test_what_rsa_cannot_do_is_said() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..linalg import distances, double_centred, squared_distances, upper_triangle
+from ..linalg import distances, squared_distances, upper_triangle
 from ..stats import PairedRows, Sample, SiteRows
 from .define import define
 from .neighbours import cosines
@@ -28,29 +28,30 @@ def rsa(rows: PairedRows, dissimilarity: str = "correlation", compare: str = "sp
 
     The dissimilarity of two rows is 1 − Pearson correlation ("correlation"), "euclidean", "squared_euclidean",
     1 − cosine ("cosine"), or "mahalanobis" (Euclidean after whitening by the covariance of the rows). Dissimilarities
-    are compared by "spearman" (average ranks for ties), "pearson", "kendall" (τ-a, which ties lower), "cosine", or
-    "whitened_cosine": the cosine after whitening the correlations of dissimilarities that share rows, which is linear
-    CKA for squared Euclidean ones. Defaults differ: Kriegeskorte et al. use correlation and Spearman, as here;
-    rsatoolbox compares by cosine, and can whiten by the noise covariance of repeated trials.
+    are compared by "spearman" (average ranks for ties), "rho_a" (its mean over random orders of tied ranks), "pearson",
+    "kendall" (τ-a, which ties lower), "kendall_b" (τ-b), "cosine", or "whitened_cosine" and "whitened_pearson": after
+    whitening the correlations of dissimilarities that share rows, which makes the cosine of squared Euclidean ones
+    linear CKA. Defaults differ: Kriegeskorte et al. use correlation and Spearman, as here; rsatoolbox compares by
+    cosine, and can whiten by the noise covariance of repeated trials.
     """
-    if dissimilarity not in DISSIMILARITIES or compare not in COMPARATORS:
+    if dissimilarity not in DISSIMILARITIES or compare not in (*COMPARATORS, *KENDALL):
         raise ValueError(
             f"rsa knows the dissimilarities {', '.join(DISSIMILARITIES)} and the comparators "
-            f"{', '.join(COMPARATORS)}; got {dissimilarity!r} and {compare!r}"
+            f"{', '.join((*COMPARATORS, *KENDALL))}; got {dissimilarity!r} and {compare!r}"
         )
     if len(rows.x.rows) < 3:
         raise ValueError(f"rsa needs at least 3 rows, got {len(rows.x.rows)}")
-    if compare == "kendall":
-        return _kendall(*(_triangle(side, dissimilarity) for side in (rows.x, rows.y)))
+    if compare in KENDALL:
+        return kendall(*(_triangle(side, dissimilarity) for side in (rows.x, rows.y)), compare)
     x, y = (
         side.memo(
             ("rsa", dissimilarity, compare),
-            lambda r: _unit(COMPARATORS[compare](upper_triangle(DISSIMILARITIES[dissimilarity](r)), len(r))),
-            "square" if compare == "whitened_cosine" else "triangle",
+            lambda r: COMPARATORS[compare](upper_triangle(DISSIMILARITIES[dissimilarity](r)), len(r)),
+            "triangle",
         )
         for side in (rows.x, rows.y)
     )
-    return torch.dot(x.flatten(), y.flatten())
+    return torch.dot(x, y)
 
 
 @define(
@@ -84,13 +85,6 @@ def _with_ties(values: Tensor) -> Tensor:
     return torch.where(step > 0, torch.round(values / step) * step, values)
 
 
-def _unit(values: Tensor) -> Tensor:
-    length = values.norm()
-    if not bool(length > 0):
-        raise ValueError("rsa is undefined: all rows are equally far apart")
-    return values / length
-
-
 def _correlation(x: Tensor) -> Tensor:
     if x.shape[1] < 2:
         raise ValueError("rows of one column have no correlation; use rsa(dissimilarity='euclidean')")
@@ -115,37 +109,62 @@ def _mahalanobis(x: Tensor) -> Tensor:
     return distances(basis * len(x) ** 0.5)
 
 
-def _centred(values: Tensor, _: int) -> Tensor:
-    about = values - values.mean()
-    low, high = about.aminmax()
-    return about if bool(high - low > ROUNDING * values.abs().amax()) else torch.zeros_like(about)
+# Comparators: of dissimilarities (…, pairs) they make the vectors whose inner product is the similarity
 
 
-def _ranks(values: Tensor, _: int) -> Tensor:
+def _unit(values: Tensor) -> Tensor:
+    length = values.norm(dim=-1, keepdim=True)
+    if not bool((length > 0).all()):
+        raise ValueError("rsa is undefined: all rows are equally far apart")
+    return values / length
+
+
+def _centred(values: Tensor) -> Tensor:
+    about = values - values.mean(-1, keepdim=True)
+    low, high = about.aminmax(dim=-1, keepdim=True)
+    return torch.where(high - low > ROUNDING * values.abs().amax(-1, keepdim=True), about, 0)
+
+
+def _ranks(values: Tensor) -> Tensor:
     """Average ranks, less their mean."""
+    if values.ndim > 1:
+        return torch.stack([_ranks(row) for row in values])
     _, inverse, counts = _with_ties(values).unique(sorted=True, return_inverse=True, return_counts=True)
     last = counts.cumsum(0).to(values.dtype)
     ranks = (last - (counts.to(values.dtype) - 1) / 2)[inverse]
     return ranks - ranks.mean()
 
 
-def _whitened(values: Tensor, n: int) -> Tensor:
-    """The doubly centred matrix of dissimilarities, equivalent to whitening the effect of shared rows."""
-    square = values.new_zeros(n, n)
+def _rho_a(values: Tensor, _: int) -> Tensor:
+    """Ranks by the length that they have without ties."""
+    ranks, pairs = _ranks(values), values.shape[-1]
+    _unit(ranks)  # raises where all are tied
+    return ranks * (12 / (pairs**3 - pairs)) ** 0.5
+
+
+def whitened(values: Tensor, n: int) -> Tensor:
+    """√2 V^(-½) d, where V is the covariance of squared distances of n rows of independent noise.
+
+    V is (C Cᵀ)² entry by entry, with a row of C for the difference of each pair: 4 for a pair with itself, 1 for pairs
+    that share a row, else 0. So V d = 2 d + rᵢ + rⱼ with the sums r of the dissimilarities of each row. Its eigenvalues
+    are 2 n for the mean, n for the effects of rows aᵢ + aⱼ, and 2 for the rest.
+    """
     i, j = torch.triu_indices(n, n, 1, device=values.device)
-    square[i, j] = square[j, i] = values
-    return double_centred(square)
+    sums = values.new_zeros(*values.shape[:-1], n).index_add_(-1, i, values).index_add_(-1, j, values)
+    mean = values.mean(-1, keepdim=True)
+    effects = (sums - (n - 1) * mean) * ((1 - (2 / n) ** 0.5) / (n - 2))
+    return values - effects[..., i] - effects[..., j] - (1 - n**-0.5) * mean
 
 
-def _kendall(x: Tensor, y: Tensor) -> Tensor:
-    """τ-a: concordant less discordant pairs, over all pairs; ties count as neither."""
+def kendall(x: Tensor, y: Tensor, compare: str) -> Tensor:
+    """Concordant less discordant pairs, over all pairs (τ-a) or by the pairs that are untied on each side (τ-b)."""
     from scipy.stats import kendalltau
 
     a, b = (side.cpu().numpy() for side in (x, y))
     tau_b = float(kendalltau(a, b, variant="b").statistic)
     if tau_b != tau_b:
         raise ValueError("rsa is undefined: all rows are equally far apart")
-    untied = [1 - _tied(side) for side in (x, y)]
+    untied = [1 - _tied(side) for side in (x, y)] if compare == "kendall" else [1.0, 1.0]
     return x.new_tensor(tau_b * (untied[0] * untied[1]) ** 0.5)
 
 
@@ -163,9 +182,11 @@ DISSIMILARITIES = {
     "mahalanobis": _mahalanobis,
 }
 COMPARATORS = {
-    "spearman": _ranks,
-    "pearson": _centred,
-    "kendall": lambda values, _: values,
-    "cosine": lambda values, _: values,
-    "whitened_cosine": _whitened,
+    "spearman": lambda values, n: _unit(_ranks(values)),
+    "rho_a": _rho_a,
+    "pearson": lambda values, n: _unit(_centred(values)),
+    "cosine": lambda values, n: _unit(values),
+    "whitened_cosine": lambda values, n: _unit(whitened(values, n)),
+    "whitened_pearson": lambda values, n: _unit(whitened(_centred(values), n)),
 }
+KENDALL = ("kendall", "kendall_b")  # which are no inner products
