@@ -13,7 +13,7 @@ import sosie
 
 ROOT = Path(sosie.__file__).parent
 SPINE = ["linalg", "models", "data", "capture", "stats", "measures", "results", "engine", "report"]
-ROOMS = {"diffing", "stitching", "sketching", "weights", "history", "train", "benchmark", "zoo", "shapes"}
+ROOMS = {"diffing", "stitching", "sketching", "weights", "history", "train", "benchmark", "zoo", "shapes", "rsa"}
 STAND_ON_ROOMS = {"benchmark": {"stitching", "sketching", "weights", "history", "train"}}
 STAND_ON_ROOMS["zoo"] = STAND_ON_ROOMS["benchmark"]
 DOORS = {"cli", "web"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -42,11 +44,13 @@ def rsa(rows: PairedRows, dissimilarity: str = "correlation", compare: str = "sp
     if len(rows.x.rows) < 3:
         raise ValueError(f"rsa needs at least 3 rows, got {len(rows.x.rows)}")
     if compare in KENDALL:
-        return kendall(*(_triangle(side, dissimilarity) for side in (rows.x, rows.y)), compare)
+        return kendall(compare, *(_triangle(side, dissimilarity) for side in (rows.x, rows.y)))
     x, y = (
         side.memo(
             ("rsa", dissimilarity, compare),
-            lambda r: COMPARATORS[compare](upper_triangle(DISSIMILARITIES[dissimilarity](r)), len(r)),
+            lambda r: to_length(
+                compare, COMPARATORS[compare](upper_triangle(DISSIMILARITIES[dissimilarity](r)), len(r))
+            ),
             "triangle",
         )
         for side in (rows.x, rows.y)
@@ -74,6 +78,11 @@ def rsm_norm_difference(rows: PairedRows) -> Tensor:
     return (x - y).norm() / len(x)
 
 
+def _vector(rows: Tensor, dissimilarity: str, compare: str) -> Tensor:
+    values = upper_triangle(DISSIMILARITIES[dissimilarity](rows))
+    return to_length(compare, COMPARATORS[compare](values, len(rows)))
+
+
 def _triangle(side: SiteRows, dissimilarity: str) -> Tensor:
     key = ("dissimilarities", dissimilarity)
     return side.memo(key, lambda r: _with_ties(upper_triangle(DISSIMILARITIES[dissimilarity](r))), "triangle")
@@ -81,7 +90,7 @@ def _triangle(side: SiteRows, dissimilarity: str) -> Tensor:
 
 def _with_ties(values: Tensor) -> Tensor:
     """The values in steps of the rounding error, so that pairs that differ by rounding are ties."""
-    step = ROUNDING * values.abs().amax()
+    step = ROUNDING * values.abs().amax(-1, keepdim=True)
     return torch.where(step > 0, torch.round(values / step) * step, values)
 
 
@@ -109,14 +118,16 @@ def _mahalanobis(x: Tensor) -> Tensor:
     return distances(basis * len(x) ** 0.5)
 
 
-# Comparators: of dissimilarities (…, pairs) they make the vectors whose inner product is the similarity
+# Comparators: of dissimilarities (…, pairs) they make the vectors whose cosine is the similarity
 
 
-def _unit(values: Tensor) -> Tensor:
-    length = values.norm(dim=-1, keepdim=True)
-    if not bool((length > 0).all()):
+def to_length(compare: str, vectors: Tensor) -> Tensor:
+    """The vectors of a comparator so scaled that their inner products are the similarity."""
+    lengths = vectors.norm(dim=-1, keepdim=True)
+    if not bool((lengths > 0).all()):
         raise ValueError("rsa is undefined: all rows are equally far apart")
-    return values / length
+    pairs = vectors.shape[-1]
+    return vectors * (12 / (pairs**3 - pairs)) ** 0.5 if compare == "rho_a" else vectors / lengths
 
 
 def _centred(values: Tensor) -> Tensor:
@@ -127,19 +138,15 @@ def _centred(values: Tensor) -> Tensor:
 
 def _ranks(values: Tensor) -> Tensor:
     """Average ranks, less their mean."""
-    if values.ndim > 1:
-        return torch.stack([_ranks(row) for row in values])
-    _, inverse, counts = _with_ties(values).unique(sorted=True, return_inverse=True, return_counts=True)
-    last = counts.cumsum(0).to(values.dtype)
-    ranks = (last - (counts.to(values.dtype) - 1) / 2)[inverse]
-    return ranks - ranks.mean()
-
-
-def _rho_a(values: Tensor, _: int) -> Tensor:
-    """Ranks by the length that they have without ties."""
-    ranks, pairs = _ranks(values), values.shape[-1]
-    _unit(ranks)  # raises where all are tied
-    return ranks * (12 / (pairs**3 - pairs)) ** 0.5
+    inorder, order = _with_ties(values).sort(-1)
+    count = values.shape[-1]
+    place = torch.arange(1, count + 1, device=values.device).expand_as(order)
+    new = torch.ones_like(order, dtype=torch.bool)
+    new[..., 1:] = inorder[..., 1:] != inorder[..., :-1]
+    first = torch.where(new, place, 0).cummax(-1).values  # of those that tie
+    last = torch.where(new.roll(-1, -1), place, count).flip(-1).cummin(-1).values.flip(-1)
+    ranks = (first + last).to(values.dtype).sub_(count + 1).div_(2)
+    return torch.empty_like(ranks).scatter_(-1, order, ranks)
 
 
 def whitened(values: Tensor, n: int) -> Tensor:
@@ -150,13 +157,17 @@ def whitened(values: Tensor, n: int) -> Tensor:
     are 2 n for the mean, n for the effects of rows aᵢ + aⱼ, and 2 for the rest.
     """
     i, j = torch.triu_indices(n, n, 1, device=values.device)
-    sums = values.new_zeros(*values.shape[:-1], n).index_add_(-1, i, values).index_add_(-1, j, values)
     mean = values.mean(-1, keepdim=True)
-    effects = (sums - (n - 1) * mean) * ((1 - (2 / n) ** 0.5) / (n - 2))
+    effects = (row_sums(values, i, j, n) - (n - 1) * mean) * ((1 - (2 / n) ** 0.5) / (n - 2))
     return values - effects[..., i] - effects[..., j] - (1 - n**-0.5) * mean
 
 
-def kendall(x: Tensor, y: Tensor, compare: str) -> Tensor:
+def row_sums(values: Tensor, i: Tensor, j: Tensor, n: int) -> Tensor:
+    """(…, n): the sums of the dissimilarities of each row."""
+    return values.new_zeros(*values.shape[:-1], n).index_add_(-1, i, values).index_add_(-1, j, values)
+
+
+def kendall(compare: str, x: Tensor, y: Tensor) -> Tensor:
     """Concordant less discordant pairs, over all pairs (τ-a) or by the pairs that are untied on each side (τ-b)."""
     from scipy.stats import kendalltau
 
@@ -181,12 +192,12 @@ DISSIMILARITIES = {
     "cosine": lambda x: 1 - cosines(x),
     "mahalanobis": _mahalanobis,
 }
-COMPARATORS = {
-    "spearman": lambda values, n: _unit(_ranks(values)),
-    "rho_a": _rho_a,
-    "pearson": lambda values, n: _unit(_centred(values)),
-    "cosine": lambda values, n: _unit(values),
-    "whitened_cosine": lambda values, n: _unit(whitened(values, n)),
-    "whitened_pearson": lambda values, n: _unit(whitened(_centred(values), n)),
+COMPARATORS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "spearman": lambda values, n: _ranks(values),
+    "rho_a": lambda values, n: _ranks(values),
+    "pearson": lambda values, n: _centred(values),
+    "cosine": lambda values, n: values,
+    "whitened_cosine": whitened,
+    "whitened_pearson": lambda values, n: whitened(_centred(values), n),
 }
 KENDALL = ("kendall", "kendall_b")  # which are no inner products
