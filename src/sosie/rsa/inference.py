@@ -26,7 +26,7 @@ FITS = ("fixed", "weighted", "selected")
 BOOTSTRAPS = ("stimuli", "subjects", "both")
 CORRECTIONS = ("holm", "bonferroni", "fdr", "none")
 LEAST = 3  # different stimuli, or subjects, of which anything can be estimated
-KEPT = 0.9  # the least share of bootstrap draws with a value; more failures would bias the spread
+REDRAWN = 0.25  # of the bootstrap draws, at most, for lack of a value; more would bias the spread
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Evaluation:
     p_pairs: Array  # (models, models) two-sided, corrected; NaN on the diagonal
     compare: str
     bootstrap: str
-    draws: int  # those with a value for every model
+    draws: int
     correction: str
     subjects: tuple[str, ...] = field(default=())
 
@@ -234,7 +234,7 @@ def evaluate(
         p_pairs=p_pairs,
         compare=compare,
         bootstrap=bootstrap,
-        draws=min(map(len, samples.values())),
+        draws=draws,
         correction=correction,
         subjects=subjects.names,
     )
@@ -269,9 +269,8 @@ def _checked_folds(
     models: list[Model], subjects: RDMs, stimuli: int | None, people: int | None
 ) -> tuple[int | None, int | None]:
     if stimuli is not None:
-        whole_number(
-            stimuli, "folds_stimuli", least=2, most=len(subjects.stimuli) // LEAST, why=f"each needs {LEAST} stimuli"
-        )
+        why = f"in a bootstrap draw, which lacks a third of the stimuli, each fold needs {LEAST}"
+        whole_number(stimuli, "folds_stimuli", least=2, most=len(subjects.stimuli) // (2 * LEAST), why=why)
     if people is not None:
         whole_number(people, "folds_subjects", least=2, most=len(subjects))
     fitted = [model.name for model in models if model.fit != "fixed"]
@@ -296,20 +295,21 @@ def _resampled(trial: _Trial, kind: str, draws: int, seed: int) -> Array:
     """(draws, models + 1): the values and the lower ceiling of samples with replacement."""
     random = np.random.default_rng(seed)
     stimuli, people = np.arange(trial.subjects.shape[1]), len(trial.subjects)
-    found = []
-    for _ in range(draws):
+    found: list[list[float]] = []
+    for _ in range(int((1 + REDRAWN) * draws)):
         order = random.choice(stimuli, len(stimuli)) if kind != "subjects" else stimuli
-        counts = np.bincount(random.integers(people, size=people), minlength=people) if kind != "stimuli" else None
-        counts = np.ones(people, int) if counts is None else counts
+        counts = np.ones(people, int)
+        if kind != "stimuli":
+            counts = np.bincount(random.integers(people, size=people), minlength=people)
         of_subjects, lower, _ = trial.run(order, counts)
-        found.append([*(of_subjects @ counts[counts > 0] / counts.sum()), lower if people > 1 else 0.0])
-    kept = [row for row in found if np.isfinite(row).all()]
-    if len(kept) < KEPT * draws:
-        raise ValueError(
-            f"{draws - len(kept)} of {draws} bootstrap draws over {kind} have no value: too few different stimuli or "
-            "subjects in a fold, or a model that is the same for most pairs; use fewer folds"
-        )
-    return np.array(kept)
+        row = [*(of_subjects @ counts[counts > 0] / counts.sum()), lower if people > 1 else 0.0]
+        found += [row] if np.isfinite(row).all() else []
+        if len(found) == draws:
+            return np.array(found)
+    raise ValueError(
+        f"more than {REDRAWN:.0%} of the bootstrap draws over {kind} have no value: too few different stimuli or "
+        "subjects for the folds, or a model that is the same for most pairs; use fewer folds, or bootstrap the other"
+    )
 
 
 def _variance(spread: dict[str, float], limits: dict[str, int]) -> float:
@@ -318,7 +318,7 @@ def _variance(spread: dict[str, float], limits: dict[str, int]) -> float:
     A resampled mean of n varies by (n − 1) / n of what it should. With the variance S of stimuli, P of subjects and N
     of the noise, the bootstraps give S + N, P + N and S + P + 3 N; S + P + N is wanted.
     """
-    wider = {kind: n / (n - 1) for kind, n in limits.items()}
+    wider = {kind: n / (n - 1) for kind, n in limits.items() if kind in spread}
     if "both" not in spread:
         return next(wider[kind] * variance for kind, variance in spread.items())
     stimuli, subjects = (wider[kind] * spread[kind] for kind in ("stimuli", "subjects"))
