@@ -17,6 +17,7 @@ import joints
 import measures
 import penalty
 import rows
+import rsa
 import side_by_side
 import sites
 import sketch_coverage
@@ -42,6 +43,7 @@ def main() -> None:
     sketch_coverage.main()
     measures.main()
     align.main()
+    rsa.main()
     sites.main()
     sketching.main()
     bures.main()

@@ -68,6 +68,7 @@ BESIDE = {
     ),
     "sosie.train.continual": ("learn_tasks", "Continual", "ensemble"),
     "sosie.train.heads": ("refit_head", "Heads", "features"),
+    "sosie.rsa": ("RDMs", "compare_rdms", "Model", "evaluate", "Evaluation", "noise_ceiling"),
     "sosie.history": ("Recorder", "lightning_callback", "hf_callback"),
     "sosie.train.federated": (
         *("Clients", "split_classes", "split_tasks", "simulate", "Federated", "ensemble_accuracy", "Method", "Phase"),

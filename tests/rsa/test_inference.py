@@ -97,6 +97,19 @@ def test_the_noise_ceiling_by_its_definition(compare: str) -> None:
     assert lower < upper
 
 
+@pytest.mark.parametrize(
+    ("method", "compare"),
+    [("cosine", "cosine"), ("corr", "pearson"), ("spearman", "spearman"), ("rho-a", "rho_a"), ("tau-a", "kendall")],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_rsatoolbox_has_the_same_ceiling(method: str, compare: str) -> None:
+    """But for whitened comparators, for which it makes the RDMs equally long before it whitens them."""
+    rsatoolbox = pytest.importorskip("rsatoolbox", reason="the package rsatoolbox is not installed")
+    _, subjects = scene()
+    theirs = rsatoolbox.inference.boot_noise_ceiling(rsatoolbox.rdm.RDMs(np.array(subjects.values)), method=method)
+    assert noise_ceiling(subjects, compare) == pytest.approx(theirs, abs=1e-12)
+
+
 @pytest.mark.parametrize("compare", ["pearson", "whitened_pearson", "spearman", "cosine"])
 def test_the_ceiling_holds_the_true_model_and_no_other(compare: str) -> None:
     """Subjects are the true RDM and noise of their own: means of 40 experiments."""

@@ -74,6 +74,9 @@ def test_selections_and_the_mean() -> None:
     assert some["s*"].names == some.names
     assert some.mean().values == pytest.approx(some.values.mean(0, keepdims=True))
     assert RDMs.join([some["s0"], some["s2"]]).values == pytest.approx(some.values[[0, 2]])
+    assert RDMs.join({"a": some["s0"], "b": some["s2"]}).names == ("a", "b")
+    with pytest.raises(ValueError, match="a holds 3 RDMs"):
+        RDMs.join({"a": some})
 
 
 def test_saved_and_loaded(tmp_path: Path) -> None:

@@ -115,19 +115,20 @@ class Evaluation:
         return plot_evaluation(self)
 
     def _about(self) -> dict[str, str]:
-        return {
-            **{
-                row["model"]: f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}], p > 0: {row['p_zero']:.2g}"
-                + ("" if row["p_ceiling"] is None else f", p < ceiling: {row['p_ceiling']:.2g}")
-                for row in self.rows()
-            },
-            "noise ceiling": "" if self.ceiling is None else "{:.3f} … {:.3f}".format(*self.ceiling),
-            "compared by": self.compare,
-            "bootstrap": f"{self.bootstrap}, {self.draws} draws; p corrected: {self.correction}",
-        }
+        about = {}
+        for row in self.rows():
+            fact = "{value:.3f} [{low:.3f}, {high:.3f}], above 0: p = {p_zero:.2g}".format(**row)
+            if row["p_ceiling"] is not None:
+                fact += f", below the ceiling: p = {row['p_ceiling']:.2g}"
+            about[row["model"]] = fact
+        if self.ceiling is not None:
+            about["noise ceiling"] = "{:.3f} to {:.3f}".format(*self.ceiling)
+        about["compared by"] = self.compare
+        about["bootstrap"] = f"{self.bootstrap}, {self.draws} draws; p corrected: {self.correction}"
+        return about
 
     def __repr__(self) -> str:
-        about = {name: fact for name, fact in self._about().items() if fact}
+        about = self._about()
         width = max(map(len, about))
         return "\n".join(f"{name:<{width}}  {fact}" for name, fact in about.items())
 

@@ -113,9 +113,15 @@ class RDMs:
         return cls((stack[:, i, j] + stack[:, j, i]) / 2, tuple(stimuli), labels)
 
     @classmethod
-    def join(cls, parts: Iterable[RDMs]) -> RDMs:
-        """The RDMs of several objects, all of the same stimuli, as one."""
+    def join(cls, parts: Iterable[RDMs] | Mapping[str, RDMs]) -> RDMs:
+        """The RDMs of several objects, all of the same stimuli, as one; {name: one RDM} names them anew."""
+        if isinstance(parts, Mapping):
+            if many := [name for name, part in parts.items() if len(part) > 1]:
+                raise ValueError(f"{many[0]} holds {len(parts[many[0]])} RDMs, for one name: select one")
+            parts = [replace(part, names=(name,)) for name, part in parts.items()]
         parts = list(parts)
+        if not parts:
+            raise ValueError("no RDMs to join")
         for part in parts[1:]:
             same_stimuli(parts[0], part)
         kinds = {part.dissimilarity for part in parts}
