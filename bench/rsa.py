@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 from measuring import show, timed, write
 
 import sosie
-from sosie.rsa import Model, RDMs, compare_rdms, evaluate
+from sosie.rsa import RDMs, compare_rdms, evaluate
 
 STIMULI, SUBJECTS, DRAWS = 40, 12, 50
 METHODS = {
@@ -41,42 +42,31 @@ def experiment(random: np.random.Generator, stimuli: int = STIMULI, subjects: in
     return models, made(mixed + 1.5 * random.normal(size=mixed.shape), "s")
 
 
-def with_rsatoolbox(models: RDMs, subjects: RDMs, method: str, folds: int) -> Callable[[], Any]:
+def with_rsatoolbox(models: RDMs, subjects: RDMs, method: str) -> Callable[[], Any]:
     from rsatoolbox import inference, model, rdm
 
     def given(values: Array) -> Any:
         return rdm.RDMs(np.array(values))
 
-    chosen: list[Any] = [model.ModelFixed(n, given(v[None])) for n, v in zip(models.names, models.values, strict=True)]
-    if folds > 1:
-        chosen = [model.ModelWeighted("sum", given(models.values))]
+    chosen = [model.ModelFixed(n, given(v[None])) for n, v in zip(models.names, models.values, strict=True)]
     return lambda: inference.eval_dual_bootstrap(
-        chosen, given(subjects.values), method=method, N=DRAWS, k_pattern=folds, k_rdm=1
+        chosen, given(subjects.values), method=method, N=DRAWS, k_pattern=1, k_rdm=1
     )
-
-
-def with_sosie(models: RDMs, subjects: RDMs, compare: str, folds: int) -> Callable[[], Any]:
-    if folds > 1:
-        fitted = [Model(models, "weighted", "sum")]
-        return lambda: evaluate(fitted, subjects, compare, folds_stimuli=folds, draws=DRAWS)
-    return lambda: evaluate(models, subjects, compare, draws=DRAWS)
 
 
 def inference_rows() -> list[dict[str, Any]]:
     models, subjects = experiment(np.random.default_rng(0))
     rows = []
     for compare, method in METHODS.items():
-        for folds in (1, 2) if compare == "cosine" else (1,):
-            ways = {"sosie": with_sosie(models, subjects, compare, folds)}
-            row: dict[str, Any] = {"compare": compare, "models": "three, fixed" if folds == 1 else "weighted, 2 folds"}
-            try:
-                ways["rsatoolbox"] = with_rsatoolbox(models, subjects, method, folds)
-            except ImportError:
-                print("rsatoolbox is not installed: pip install 'sosie[bench]'")
-            seconds = timed(ways, repeats=1, warm=False)
-            row |= {name: round(value, 3) for name, value in seconds.items()}
-            row["times as fast"] = round(seconds.get("rsatoolbox", np.nan) / seconds["sosie"], 1)
-            rows.append(row)
+        ways: dict[str, Callable[[], Any]] = {"sosie": partial(evaluate, models, subjects, compare, draws=DRAWS)}
+        try:
+            ways["rsatoolbox"] = with_rsatoolbox(models, subjects, method)
+        except ImportError:
+            print("rsatoolbox is not installed: pip install 'sosie[bench]'")
+        seconds = timed(ways, repeats=1, warm=False)
+        row: dict[str, Any] = {"compare": compare, **{name: round(value, 3) for name, value in seconds.items()}}
+        row["times as fast"] = round(seconds.get("rsatoolbox", np.nan) / seconds["sosie"], 1)
+        rows.append(row)
     return rows
 
 

@@ -11,7 +11,7 @@ from scipy.optimize import nnls
 from scipy.stats import kendalltau, rankdata, spearmanr, ttest_1samp, ttest_rel
 
 from sosie.rsa import Model, RDMs, compare_rdms, evaluate, noise_ceiling
-from sosie.rsa.inference import _folds, _vectors, corrected
+from sosie.rsa.inference import _folds, _variance, _vectors, corrected
 
 Array = np.ndarray
 
@@ -257,6 +257,14 @@ def test_intervals_hold_the_mean_over_new_stimuli_and_new_subjects() -> None:
         apart += bool(found.p_pairs[0, 1] < 0.05)
     assert held >= 107
     assert apart <= 8  # the models are equally good; 5 % of 60 are 3, and 99 % of draws have at most 8
+
+
+def test_the_variance_over_both_counts_noise_once() -> None:
+    """S = 4, P = 9 and N = 2 of many stimuli and subjects; and bounds, as no part is larger than the whole."""
+    many = {"stimuli": 10**9, "subjects": 10**9}
+    assert _variance({"stimuli": 4 + 2, "subjects": 9 + 2, "both": 4 + 9 + 3 * 2}, many) == pytest.approx(15)
+    assert _variance({"stimuli": 6, "subjects": 11, "both": 40}, many) == pytest.approx(11)
+    assert _variance({"stimuli": 6}, {"stimuli": 4, "subjects": 9}) == pytest.approx(8)
 
 
 def test_resampling_one_of_two_is_too_narrow() -> None:
