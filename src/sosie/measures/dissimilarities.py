@@ -125,7 +125,7 @@ def to_length(compare: str, vectors: Tensor) -> Tensor:
     """The vectors of a comparator so scaled that their inner products are the similarity."""
     lengths = vectors.norm(dim=-1, keepdim=True)
     if not bool((lengths > 0).all()):
-        raise ValueError("rsa is undefined: all rows are equally far apart")
+        raise ValueError("their similarity is undefined: all stimuli are equally far apart")
     pairs = vectors.shape[-1]
     return vectors * (12 / (pairs**3 - pairs)) ** 0.5 if compare == "rho_a" else vectors / lengths
 
@@ -174,7 +174,7 @@ def kendall(compare: str, x: Tensor, y: Tensor) -> Tensor:
     a, b = (side.cpu().numpy() for side in (x, y))
     tau_b = float(kendalltau(a, b, variant="b").statistic)
     if tau_b != tau_b:
-        raise ValueError("rsa is undefined: all rows are equally far apart")
+        raise ValueError("their similarity is undefined: all stimuli are equally far apart")
     untied = [1 - _tied(side) for side in (x, y)] if compare == "kendall" else [1.0, 1.0]
     return x.new_tensor(tau_b * (untied[0] * untied[1]) ** 0.5)
 

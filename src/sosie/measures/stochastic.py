@@ -26,7 +26,7 @@ from ..linalg import (
 )
 from ..stats import PairedRepetitions, Repetitions
 from .define import define
-from .dissimilarities import COMPARATORS, _kendall
+from .dissimilarities import COMPARATORS, KENDALL, kendall, to_length
 from .shape import distance_between, distance_from
 
 TRIED = 10  # steps from each start, of which the best goes on
@@ -216,16 +216,13 @@ def _given_whitening(rows: Tensor, noise: Any, shrinkage: float | None) -> Tenso
 
 
 def _compared(name: str, compare: str, x: Tensor, y: Tensor) -> Tensor:
-    one_of(compare, "compare", COMPARATORS)
-    if len(x) < 3:
-        raise ValueError(f"{name} needs at least 3 stimuli, got {len(x)}")
-    if compare == "kendall":
-        return _kendall(upper_triangle(x), upper_triangle(y))
-    x, y = (COMPARATORS[compare](upper_triangle(side), len(side)).flatten() for side in (x, y))
-    lengths = x.norm() * y.norm()
-    if not bool(lengths > 0):
-        raise ValueError(f"{name} is undefined: all stimuli are equally far apart")
-    return torch.dot(x, y) / lengths
+    one_of(compare, "compare", (*COMPARATORS, *KENDALL))
+    if (n := len(x)) < 3:
+        raise ValueError(f"{name} needs at least 3 stimuli, got {n}")
+    x, y = upper_triangle(x), upper_triangle(y)
+    if compare in KENDALL:
+        return kendall(compare, x, y)
+    return torch.dot(*(to_length(compare, COMPARATORS[compare](side, n)) for side in (x, y)))
 
 
 def _crossnobis(side: Repetitions, shrinkage: float | None) -> Tensor:
