@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 import sosie
 from sosie.data import DataPart
+from sosie.engine.order import _from_sample, _grams
+from sosie.stats import Sample
 
 Rows = tuple[Tensor, Tensor]
 IN_BLOCKS = {"memory": 10}  # too little for covariances of all rows
@@ -81,6 +83,16 @@ def test_shuffled_rows_are_in_no_order(n: int) -> None:
         random = np.random.default_rng(seed)
         for x in (views(2, random, n), classes(20, random, n)):
             assert not about_order(found(x, random.permutation(len(x[0]))))
+
+
+def test_a_sample_does_not_depend_on_the_largest_entry_of_its_projections() -> None:
+    random = np.random.default_rng(0)
+    turn = torch.linalg.qr(torch.from_numpy(random.normal(size=(40, 40))).float()).Q  # makes the largest entries smaller
+    x, y = (rows * torch.logspace(0, -2, 40) for rows in two_sides(random.normal(size=(300, 40)), random, width=40))
+    index = np.arange(300)
+    a, b = Sample((x,), (x @ turn,), index, 300, 300, 0), Sample((y @ turn,), (y,), index, 300, 300, 0)
+    value = _from_sample(_grams(a)[0], _grams(b)[0])[0]
+    assert value == pytest.approx(sosie.measure("debiased_cka", x, y), abs=1e-3)
 
 
 def test_with_few_blocks_nothing_is_said() -> None:

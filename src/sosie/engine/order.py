@@ -159,15 +159,16 @@ def _grams(sample: Sample) -> list[SiteGrams]:
     """
     made = []
     for x, y in zip(sample.xs, sample.ys, strict=True):
-        first, trace = _gram(x)
-        second = _gram(y)[0] if y.shape[1] else first
+        size = x.abs().amax()  # of both projections: if each had its own, products across sites would differ by it
+        first, trace = _gram(x, size)
+        second = _gram(y, size)[0] if y.shape[1] else first
         made.append((first, second, float((first * second).sum() / trace**2) if y.shape[1] else 0.0))
     return made
 
 
-def _gram(rows: Tensor) -> tuple[Tensor, Tensor]:
+def _gram(rows: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
+    rows = rows / size.clamp(min=torch.finfo(rows.dtype).tiny)  # fourth powers would leave float32
     rows = rows - rows.mean(0, keepdim=True, dtype=torch.float64).to(rows.dtype)
-    rows = rows / rows.abs().amax().clamp(min=torch.finfo(rows.dtype).tiny)  # fourth powers would leave float32
     gram = (rows @ rows.T).double()
     return u_centred(gram), gram.diagonal().sum()
 
