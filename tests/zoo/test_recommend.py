@@ -105,6 +105,23 @@ def test_with_labels_a_probe_decides(tmp_path: Path) -> None:
         zoo.recommend(data, models=nets, by="probe_accuracy")
 
 
+def test_a_probe_needs_no_head(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8
+    )
+    ids = torch.randint(1, 20, (40, 5), generator=torch.Generator().manual_seed(0))
+    zoo = Zoo(tmp_path / "z", [{"input_ids": ids}], size=64, rows="mean")
+    transformers.BertModel(config).save_pretrained(tmp_path / "bert")
+    zoo.add({"bert": f"hf:{tmp_path / 'bert'}"})
+    data = [({"input_ids": ids}, ids[:, 0] % 2)]
+    (row,) = zoo.recommend(data, probe_layer=-1)
+    assert (row["rank"], row["reason"], row["probe_site"]) == (1, None, "encoder.layer.1")
+    assert row["mean_embedding"] is None
+    (row,) = zoo.recommend(data)
+    assert "--probe-layer -1 (probe_layer=-1) needs no head" in row["reason"]
+
+
 def test_models_that_a_probe_cannot_tell_apart_go_by_what_they_would_adapt(tmp_path: Path) -> None:
     x, labels = labelled(60)
     nets = {f"n{k}": net(k) for k in range(4)}

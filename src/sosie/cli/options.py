@@ -24,9 +24,9 @@ def argument(group: str, metavar: str, help: str, default: str | bool = True) ->
     return typer.Argument(metavar=metavar, help=help, show_default=default, rich_help_panel=group)
 
 
-def option(group: str, metavar: str, help: str, *names: str, default: str | bool = True, **limits: Any) -> Any:
-    """An option of a group with a value; `names` if they are not those of the parameter, `limits` are min and max."""
-    return typer.Option(*names, metavar=metavar, help=help, show_default=default, rich_help_panel=group, **limits)
+def option(group: str, metavar: str, help: str, *names: str, default: str | bool = True, **more: Any) -> Any:
+    """An option of a group with a value; `names` if they are not those of the parameter, `more` min, max, callback."""
+    return typer.Option(*names, metavar=metavar, help=help, show_default=default, rich_help_panel=group, **more)
 
 
 def flag(group: str, name: str, help: str) -> Any:
@@ -72,8 +72,23 @@ Inputs = Annotated[int | None, typer.Option(hidden=True)]  # the name that --max
 Batch = Annotated[int, option(RUN, "N", "Inputs per forward pass; does not change values.", min=1)]
 Device = Annotated[str | None, option(RUN, "DEVICE", "Compute on cpu, cuda, cuda:1 …", default="the model's")]
 Memory = Annotated[str | None, option(RUN, "SIZE", "Memory limit for statistics of the models, e.g. 4GiB.")]
-Out = Annotated[Path | None, option(OUTPUT, "FILE", "Write the result as JSON.")]
-Html = Annotated[Path | None, option(OUTPUT, "FILE", "Write an HTML page.")]
+
+
+WRITES = {".json": "--out", ".html": "--html", ".htm": "--html"} | dict.fromkeys(
+    (".svg", ".png", ".pdf"), "sosie report FILE.json --plot (or a button of the page)"
+)  # what writes files of that ending
+
+
+def check_ending(parameter: typer.CallbackParam, path: Path | None) -> Path | None:
+    """Raise if another option writes files that end like this one: nobody looks for a page in x.svg."""
+    writer = WRITES.get(path.suffix.lower(), "") if path is not None else ""
+    if writer and not any(name in writer.split() for name in parameter.opts):
+        raise ValueError(f"{parameter.opts[0]} {path}: files that end in {path.suffix} are written by {writer}")
+    return path
+
+
+Out = Annotated[Path | None, option(OUTPUT, "FILE", "Write the result as JSON.", callback=check_ending)]
+Html = Annotated[Path | None, option(OUTPUT, "FILE", "Write an HTML page.", callback=check_ending)]
 Full = Annotated[bool, flag(OUTPUT, "--full", "Print every layer, and every pair of several models.")]
 AsJson = Annotated[bool, flag(OUTPUT, "--json", "Print everything as JSON.")]
 Folder = Annotated[Path, argument(INPUTS, "ZOO", "The folder of the zoo.")]

@@ -17,6 +17,7 @@ def report(
             opt.OUTPUT,
             "FILE",
             "Write a heat map and curves as .svg, .png or .pdf, one file for each measure, with this name.",
+            callback=opt.check_ending,
         ),
     ] = None,
     full: opt.Full = False,

@@ -51,9 +51,16 @@ def stitch(
     save: Annotated[
         Path | None, opt.option(opt.OUTPUT, "FILE", "With --site: write the stitch, as .safetensors.")
     ] = None,
-    out: Annotated[Path | None, opt.option(opt.OUTPUT, "FILE", "With --all-sites: write the result as JSON.")] = None,
+    out: Annotated[
+        Path | None,
+        opt.option(opt.OUTPUT, "FILE", "With --all-sites: write the result as JSON.", callback=opt.check_ending),
+    ] = None,
     report: Annotated[
-        Path | None, opt.option(opt.OUTPUT, "FILE", "With --all-sites: write a page to look at.", "--html", "--report")
+        Path | None,
+        opt.option(
+            opt.OUTPUT, "FILE", "With --all-sites: write a page to look at.", "--html", "--report",
+            callback=opt.check_ending,
+        ),
     ] = None,
 ) -> None:
     """Can B do its job with A's representation?

@@ -60,11 +60,15 @@ def predictive_of(output: str | Loss, beta: float) -> Predictive:
     return Predictive(f"{output}, beta {beta:g}", partial(pulls[output], beta))
 
 
+class NoHead(ValueError):
+    """A model without a head has no loss, and so no gradients."""
+
+
 def _pull_at_logits(beta: float, answer: Any, batch: Any, mask: Tensor | None, check: bool) -> tuple[Tensor, Tensor]:
     """The logits and p − q, the gradient of −log p(y) expected under the tempered prediction q ∝ p^β, held fixed."""
     logits = answer_in(answer)
     if check and isinstance(answer, Mapping) and "last_hidden_state" in answer and answer.get("logits") is None:
-        raise ValueError(
+        raise NoHead(
             "output='logits', but the model returns hidden states, since it has no head: take one with a head "
             f"(hf:folder(head=True)), sketch kernels='features' alone, or {_OTHERWISE}"
         )

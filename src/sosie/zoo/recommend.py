@@ -19,6 +19,7 @@ from ..progress import Progress
 from ..results import MEAN_EMBEDDING, TRANSFER, Comparison, Recommendation, over_sites
 from ..sketching import sketch, transfer
 from ..sketching.classifiers import ridge_of_rows
+from ..sketching.gradients import NoHead
 from .search import none_passes
 from .tasks import reason_of
 
@@ -117,26 +118,38 @@ def _scores(
     model: Any, data: Any, probe_layer: str | int | None, max_rows: int, options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the transfer scores of a model, and the accuracy of its probe layer."""
-    compared = transfer(model, data, max_rows=max_rows, **options)
+    probed = {} if probe_layer is None else _probe(model, data, probe_layer, max_rows, options)
+    try:
+        compared = transfer(model, data, max_rows=max_rows, **options)
+    except NoHead as error:
+        if not probed:
+            raise NoHead(f"{error}; with labels, --probe-layer -1 (probe_layer=-1) needs no head") from error
+        return probed
     assert isinstance(compared, Comparison)
     means = {name: over_sites(compared, name) for name in TRANSFER}
-    scores: dict[str, Any] = {name: mean if math.isfinite(mean) else None for name, mean in means.items()}
-    if probe_layer is None:
-        return scores
-    sites = compared.side_a.sites
-    if isinstance(probe_layer, int) and not -len(sites) <= probe_layer < len(sites):
-        raise ValueError(f"no layer {probe_layer} to probe: it has {len(sites)} layers, {', '.join(sites)}")
-    site = probe_layer if isinstance(probe_layer, str) else sites[probe_layer]
-    options = {name: value for name, value in options.items() if name in ("prepare", "inputs", "device", "memory")}
+    return {name: mean if math.isfinite(mean) else None for name, mean in means.items()} | probed
+
+
+def _probe(
+    model: Any, data: Any, probe_layer: str | int, max_rows: int, options: Mapping[str, Any]
+) -> dict[str, Any]:
     # Rows averaged over space or tokens, so that all layers and models have few columns.
-    kept = sketch(model, data, sites=site, size=None, kernels="features", rows="mean", max_rows=max_rows, **options)
+    own = {name: value for name, value in options.items() if name in ("prepare", "inputs", "device", "memory")}
+    features: dict[str, Any] = {"size": None, "kernels": "features", "rows": "mean", **own}
+    site = probe_layer
+    if isinstance(probe_layer, int):
+        sites = sketch(model, data, sites=options.get("sites"), max_rows=2, **features).side.sites
+        if not -len(sites) <= probe_layer < len(sites):
+            raise ValueError(f"no layer {probe_layer} to probe: it has {len(sites)} layers, {', '.join(sites)}")
+        site = sites[probe_layer]
+    kept = sketch(model, data, sites=site, max_rows=max_rows, **features)
     if kept.labels is None:
         raise ValueError("the data have no labels: a probe needs batches of (inputs, labels), with classes from 0 on")
     if len(kept.side.sites) > 1:
         raise ValueError(f"the probe layer {site!r} names {len(kept.side.sites)} layers: name one")
-    features = kept.sites[0].features
-    assert features is not None
-    return scores | {"probe_site": site, PROBE: left_out_accuracy(features.rows, kept.labels.argmax(1))}
+    kept_rows = kept.sites[0].features
+    assert kept_rows is not None
+    return {"probe_site": site, PROBE: left_out_accuracy(kept_rows.rows, kept.labels.argmax(1))}
 
 
 def left_out_accuracy(rows: Tensor, labels: Tensor) -> float:
