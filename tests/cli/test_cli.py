@@ -273,3 +273,15 @@ def test_what_was_meant_is_named(tmp_path: Path) -> None:
     assert "bert is not a recorded run: it has no run.json; a checkpoint of transformers is hf:bert" in found.stderr
     found = run_here("compare", *MODELS, cwd=tmp_path)
     assert "needs data: compare(model_a, model_b, data); --data on the command line" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "file", "right"),
+    [("--html", "x.svg", "--plot"), ("--html", "x.json", "--out"), ("--out", "x.html", "--html")],
+)
+def test_a_file_that_another_option_writes_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, file: str, right: str
+) -> None:
+    assert main(["weights", "small_cnn", "small_cnn(seed=1)", option, str(tmp_path / file)]) == 2
+    assert right in capsys.readouterr().err
+    assert not (tmp_path / file).exists()

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import sosie
 from sosie.cli.main import app
+from sosie.cli.options import matching
 from sosie.history import Recorder
 from sosie.models import small_cnn
 
@@ -30,6 +31,14 @@ def invoke(*words: object) -> str:
     found = CliRunner().invoke(app, ["dynamics", *map(str, words)])
     assert found.exit_code == 0, f"{found.output} {found.exception!r}"
     return found.output
+
+
+def test_a_pattern_is_its_files_in_order_of_their_numbers(tmp_path: Path) -> None:
+    for step in (900, 1000):
+        save_file(small_cnn().state_dict(), tmp_path / f"step-{step}.safetensors")
+    pattern = f"small_cnn@{tmp_path}/step-*.safetensors"
+    assert [spec[-16:-12] for spec in matching(pattern)] == ["-900", "1000"]
+    assert "between step 0 and step 1" in invoke(pattern)
 
 
 def test_a_run_and_two(run: Path, tmp_path: Path) -> None:

@@ -87,7 +87,9 @@ def test_shuffled_rows_are_in_no_order(n: int) -> None:
 
 def test_a_sample_does_not_depend_on_the_largest_entry_of_its_projections() -> None:
     random = np.random.default_rng(0)
-    turn = torch.linalg.qr(torch.from_numpy(random.normal(size=(40, 40))).float()).Q  # makes the largest entries smaller
+    turn = torch.linalg.qr(
+        torch.from_numpy(random.normal(size=(40, 40))).float()
+    ).Q  # makes the largest entries smaller
     x, y = (rows * torch.logspace(0, -2, 40) for rows in two_sides(random.normal(size=(300, 40)), random, width=40))
     index = np.arange(300)
     a, b = Sample((x,), (x @ turn,), index, 300, 300, 0), Sample((y @ turn,), (y,), index, 300, 300, 0)

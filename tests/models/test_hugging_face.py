@@ -54,7 +54,14 @@ def test_a_folder_is_a_model_with_its_tokeniser(folder: Path) -> None:
 
 def test_texts_are_cut_where_the_model_ends(folder: Path) -> None:
     texts = [" ".join("abc"[(i * j) % 3] for j in range(30 + i % 5)) for i in range(40)]  # the model takes 32 tokens
-    assert sosie.compare(f"hf:{folder}", f"hf:{folder}", texts, rows="mean").matrix()[0, 0] == pytest.approx(1)
+    opened = open_model(f"hf:{folder}")
+    c = sosie.compare({"bert": opened, "b": opened}, texts, rows="mean")
+    assert c.matrix()[0, 0] == pytest.approx(1)
+    long = len({text for text in texts if len(text.split()) > 32})
+    assert f"{long} texts longer than the 32 tokens that bert reads: the rest was cut off" in c.rows()[0]["caveats"]
+    short = [text[:50] for text in texts]
+    again = sosie.compare({"bert": opened, "b": opened}, short, rows="mean")
+    assert not any("cut off" in text for text in again.rows()[0]["caveats"])
 
 
 def test_a_folder_of_pickles_is_refused(folder: Path) -> None:

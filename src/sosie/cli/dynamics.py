@@ -15,8 +15,8 @@ def dynamics(
         opt.argument(
             opt.INPUTS,
             "RUN",
-            "A folder that a recorder wrote, or two; or checkpoints in order of time (models as for compare, or "
-            "weights files).",
+            "A folder that a recorder wrote, or two; or checkpoints in order of time: models as for compare, weights "
+            'files, or a pattern, "hf:runs/checkpoint-*".',
         ),
     ],
     steps: Annotated[
@@ -55,6 +55,7 @@ def dynamics(
 
     opt.check_outputs(out, html)
     runs, names = opt.split_names(runs)
+    runs = [spec for text in runs for spec in opt.matching(text)]
     recorded = [text for text in runs if is_run(text)]
     if recorded and len(recorded) < len(runs):
         other = next(text for text in runs if text not in recorded)

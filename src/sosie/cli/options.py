@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from glob import glob
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -121,6 +122,19 @@ def split_names(models: list[str]) -> tuple[list[str], list[str | None] | None]:
     names = [part and part[1].strip() for part in parts]
     specs = [part[2] if part else text for part, text in zip(parts, models, strict=True)]
     return specs, names if any(names) else None
+
+
+def matching(model: str) -> list[str]:
+    """The models that "hf:runs/checkpoint-*" or "resnet20@runs/*.safetensors" stands for; others stand for themselves.
+
+    Numbers in names count as numbers: checkpoint-900 is before checkpoint-1000.
+    """
+    architecture, at, pattern = model.partition(":") if model.startswith("hf:") else model.rpartition("@")
+    if not at or Path(pattern).exists():
+        return [model]
+    found = [path for path in glob(pattern) if at == "@" or Path(path).is_dir()]
+    found.sort(key=lambda path: [part.zfill(20) for part in re.split(r"(\d+)", path)])
+    return [f"{architecture}{at}{path}" for path in found] or [model]
 
 
 def renamed_inputs(inputs: int | None, max_rows: int | None) -> int | None:

@@ -58,7 +58,11 @@ def stitch(
     report: Annotated[
         Path | None,
         opt.option(
-            opt.OUTPUT, "FILE", "With --all-sites: write a page to look at.", "--html", "--report",
+            opt.OUTPUT,
+            "FILE",
+            "With --all-sites: write a page to look at.",
+            "--html",
+            "--report",
             callback=opt.check_ending,
         ),
     ] = None,

@@ -302,23 +302,15 @@ def _models(number: int) -> str:
 
 def _named(models: list[str]) -> dict[str, str]:
     """Return models by name: NAME=MODEL, MODEL by its own name, hf: or ARCHITECTURE@ with a pattern as all matches."""
-    from glob import glob
-
     from ..zoo.tasks import default_name
 
     named: dict[str, str] = {}
     for text in models:
         name, model = (None, text) if Path(text).is_file() else _split_name(text)
-        architecture, at, weights = model.rpartition("@")
-        files = sorted(glob(weights)) if at and not Path(weights).exists() else []
-        start, _, pattern = model.partition(":")
-        if start == "hf" and (
-            folders := [path for path in sorted(glob(pattern)) if Path(path).is_dir()]
-        ):  # folders of transformers
-            architecture, at, files = "hf", ":", folders
-        if name is not None and len(files) > 1:
-            raise ValueError(f"one name, {name!r}, for {len(files)} files: leave it out to use those of the files")
-        for spec in [f"{architecture}{at}{file}" for file in files] or [model]:
+        specs = opt.matching(model)
+        if name is not None and len(specs) > 1:
+            raise ValueError(f"one name, {name!r}, for {len(specs)} files: leave it out to use those of the files")
+        for spec in specs:
             own_name = default_name(spec) if name is None else name
             if own_name in named:
                 raise ValueError(f"two models are called {own_name!r}: write NAME=MODEL, with a name for each")

@@ -45,7 +45,7 @@ from .network import (
     is_statistics,
     made_up_inputs,
     meeting_place,
-    mixing_notes,
+    notes_of_pass,
     models_and_data,
     number_duplicates,
     open_network,
@@ -500,7 +500,7 @@ class Pass:
         for pair, partial in self.partials.items():
             partial.settle()
             partial.order_samples = (samples.get(self.twins[pair[0]]), samples.get(self.twins[pair[1]]))
-            partial.mixing = mixing_notes(self.sources[self.twins[k]] for k in pair) + self._pairing[pair]
+            partial.mixing = notes_of_pass(self.sources[self.twins[k]] for k in pair) + self._pairing[pair]
 
     def _input_rows(self, chunk: Chunk) -> Tensor | None:
         """The sampled rows of the networks' inputs, if a measure needs them."""

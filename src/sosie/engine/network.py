@@ -40,7 +40,7 @@ from ..files import OtherFile
 from ..models import NamedModel, open_model, weights_of, with_name
 from ..models.values import value_model_in
 from ..process_state import kept_random_state, without_autocast
-from ..results import Side
+from ..results import Side, counted
 from ..stats import is_statistics as is_statistics_file
 from .mixing import TRIED, MixingTest, by_input, tried_of
 from .provenance import begin_digest, describe_model, digest_of
@@ -144,6 +144,7 @@ class Network:
     @contextmanager
     def borrowed(self) -> Iterator[Network]:
         """Put the model in eval mode and on its device, without gradients; restore it afterwards."""
+        getattr(self.prepare, "cut", set()).clear()  # what another pass has cut
         with restored_after_errors(self.model), as_found(self.model, self.device):
             yield self
 
@@ -575,10 +576,21 @@ def _stable_name(function: Callable[[Any], Any] | None) -> str:
 # From the arguments of `compare` to sources
 
 
-def mixing_notes(sources: Iterable[Any]) -> tuple[str, ...]:
-    """The notes on networks that mix the inputs of a batch, each once."""
-    notes = (source.mixing_in_pass() for source in sources if isinstance(source, Source))
+def notes_of_pass(sources: Iterable[Any]) -> tuple[str, ...]:
+    """The notes on networks that mix the inputs of a batch, or whose tokeniser has cut texts, each once."""
+    notes = [
+        note for source in sources if isinstance(source, Source) for note in (source.mixing_in_pass(), _cut(source))
+    ]
     return tuple(dict.fromkeys(filter(None, notes)))
+
+
+def _cut(source: Source) -> str | None:
+    prepare = getattr(source, "prepare", None)
+    count = len(getattr(prepare, "cut", ()))
+    if prepare is None or not count:
+        return None
+    limit = f"{prepare.tokenizer.model_max_length:,} tokens"
+    return f"{counted(count, 'text')} longer than the {limit} that {source.name} reads: the rest was cut off"
 
 
 def pairing_notes(a: Any, b: Any, first: Any) -> tuple[str, ...]:

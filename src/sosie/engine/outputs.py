@@ -42,7 +42,7 @@ from .network import (
     for_each,
     is_array_file,
     meeting_place,
-    mixing_notes,
+    notes_of_pass,
     models_and_data,
     names_of,
     number_duplicates,
@@ -480,7 +480,7 @@ class OutputPass:
 
     def mixing_of(self, *pair: int) -> tuple[str, ...]:
         """Notes on the models of a pair that mix the inputs of a batch."""
-        return mixing_notes(self.sources[self.twins[i]] for i in pair)
+        return notes_of_pass(self.sources[self.twins[i]] for i in pair)
 
     def about_shifts(self) -> dict[str, str]:
         if not self.shifts:

@@ -11,7 +11,7 @@ import reprlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -175,6 +175,7 @@ class Tokenise:
     """Turn texts, or a dict with one list of them, into a model's arguments: token ids and a padding mask."""
 
     tokenizer: Any
+    cut: set[int] = field(default_factory=set, repr=False, compare=False)  # hashes of texts that were too long
     text_only: ClassVar[bool] = True  # batches of token ids are passed on unchanged
 
     def __post_init__(self) -> None:
@@ -186,7 +187,10 @@ class Tokenise:
         texts = [part for part in columns.values() if isinstance(part, list) and isinstance(part[0], str)]
         if len(texts) != 1:
             raise ValueError(f"it is unclear which of {', '.join(columns)} is the text: give a prepare function")
-        return self.tokenizer(texts[0], padding=True, truncation=True, return_tensors="pt")
+        tokens = self.tokenizer(texts[0], padding=True, truncation=True, return_tensors="pt")
+        pieces = zip(texts[0], tokens.encodings or (), strict=False)  # a tokeniser written in Python has none
+        self.cut.update(hash(text) for text, encoding in pieces if encoding.overflowing)
+        return tokens
 
     def __repr__(self) -> str:
         return f"{type(self.tokenizer).__name__} of {self.tokenizer.vocab_size} tokens"

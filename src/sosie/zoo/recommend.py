@@ -130,9 +130,7 @@ def _scores(
     return {name: mean if math.isfinite(mean) else None for name, mean in means.items()} | probed
 
 
-def _probe(
-    model: Any, data: Any, probe_layer: str | int, max_rows: int, options: Mapping[str, Any]
-) -> dict[str, Any]:
+def _probe(model: Any, data: Any, probe_layer: str | int, max_rows: int, options: Mapping[str, Any]) -> dict[str, Any]:
     # Rows averaged over space or tokens, so that all layers and models have few columns.
     own = {name: value for name, value in options.items() if name in ("prepare", "inputs", "device", "memory")}
     features: dict[str, Any] = {"size": None, "kernels": "features", "rows": "mean", **own}
