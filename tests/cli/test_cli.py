@@ -279,9 +279,8 @@ def test_what_was_meant_is_named(tmp_path: Path) -> None:
     ("option", "file", "right"),
     [("--html", "x.svg", "--plot"), ("--html", "x.json", "--out"), ("--out", "x.html", "--html")],
 )
-def test_a_file_that_another_option_writes_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, file: str, right: str
-) -> None:
-    assert main(["weights", "small_cnn", "small_cnn(seed=1)", option, str(tmp_path / file)]) == 2
-    assert right in capsys.readouterr().err
-    assert not (tmp_path / file).exists()
+def test_a_file_that_another_option_writes_is_refused(tmp_path: Path, option: str, file: str, right: str) -> None:
+    found = run_here("weights", *MODELS, option, file, cwd=tmp_path)
+    assert found.returncode == 2
+    assert right in found.stderr
+    assert not any(tmp_path.iterdir())

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -220,6 +221,27 @@ def test_the_heat_map_tells_the_value_of_the_cell_under_the_labels(look: Look) -
     assert re.match(r"layer\d and layer\d: -?\d", page.locator("#announcer").inner_text())
     page.get_by_role("link", name="swap").click()
     page.wait_for_selector("h1:has-text('base-1 and base')")
+    assert page.complaints == []
+
+
+@pytest.mark.parametrize(
+    ("view", "heads", "drawn"),
+    [("#/", "name,x,y", "path"), ("#/pair/1/5", "row,column,value", "rect"), ("#/runs?name=first", "row,", "path")],
+)
+def test_figures_are_saved(look: Look, view: str, heads: str, drawn: str) -> None:
+    page = look(view)
+    saved = {}
+    for kind in ("CSV", "SVG", "PNG"):
+        with page.expect_download() as found:
+            page.get_by_title(f"Download {kind}").click()
+        assert found.value.suggested_filename.endswith(f".{kind.lower()}")
+        saved[kind] = Path(found.value.path()).read_bytes()
+    assert saved["CSV"].decode().startswith(heads)
+    assert len(saved["CSV"].decode().strip().split("\r\n")) > 5
+    svg = ElementTree.fromstring(saved["SVG"])
+    assert len([node for node in svg.iter() if node.tag.endswith(drawn)]) > 2
+    assert [node for node in svg.iter() if node.tag.endswith("text") and node.text]
+    assert saved["PNG"].startswith(b"\x89PNG") and len(saved["PNG"]) > 5_000
     assert page.complaints == []
 
 

@@ -42,9 +42,9 @@ from .network import (
     for_each,
     is_array_file,
     meeting_place,
-    notes_of_pass,
     models_and_data,
     names_of,
+    notes_of_pass,
     number_duplicates,
 )
 from .one_shot import as_outputs

@@ -18,7 +18,7 @@ from .colour import data_scale, full_scale
 from .words import direction, visible
 
 _FOLDER = Path(__file__).with_name("page")
-SHARED = _FOLDER / "shared.js"  # a module that the explorer loads, too
+SHARED = _FOLDER / "shared.js", _FOLDER / "download.js"  # modules that the explorer loads, too
 _EVERY_SCRIPT = ("shared", "dom", "labels", "tip", "download", "parts", "scroll")  # of every page, before its own
 # Equal in a JSON string, but in HTML they cannot end the script or start a tag.
 _ESCAPES = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
@@ -41,7 +41,7 @@ def render_page(
     from markupsafe import Markup
 
     script = "\n".join(_read(f"{name}.js") for name in (*_EVERY_SCRIPT, *scripts))
-    script = re.sub(r"^export ", "", script, flags=re.M)
+    script = re.sub(r"^export |^import .*\n", "", script, flags=re.M)  # here modules are one script
     script = f"(() => {{\n'use strict';\n{script}}})();"
     style = "".join(style_file(name).read_text(encoding="utf-8") for name in ("colours", "base", *styles))
     environment = jinja2.Environment(

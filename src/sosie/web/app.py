@@ -46,7 +46,7 @@ CONTENT_TYPES = {
 def front_end(app: ASGIApp) -> ASGIApp:
     """Serve the files, which are read once; every other path goes on to the application."""
     files: dict[str, tuple[bytes, str, str]] = {}  # content, type, ETag
-    for path in (*sorted(FOLDER.iterdir()), style_file("colours"), style_file("base"), SHARED):
+    for path in (*sorted(FOLDER.iterdir()), style_file("colours"), style_file("base"), *SHARED):
         if path.suffix in CONTENT_TYPES:
             content = path.read_bytes()
             tag = hashlib.blake2b(content, digest_size=12).hexdigest()
@@ -76,7 +76,7 @@ def front_end(app: ASGIApp) -> ASGIApp:
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {

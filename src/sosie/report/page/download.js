@@ -1,4 +1,6 @@
-// Files made by the page itself, to be saved.
+// Files made by the page itself, to be saved: of the report's pages and of the explorer. Types: frontend/download.d.ts.
+
+import { element, filled, shape } from "./shared.js";
 
 const MARGIN = 20; // px around a saved drawing
 
@@ -13,7 +15,7 @@ function plainName(text) {
 }
 
 // Buttons that save a figure: its numbers, heads first, and if there is a drawing the drawing.
-function downloads(names, lines, drawing = null) {
+export function downloads(names, lines, drawing = null) {
   const file = (suffix) => `${names.map(plainName).join("-")}.${suffix}`;
   const kinds = [["CSV", () => save(new Blob([csv(lines())], { type: "text/csv" }), file("csv"))]];
   if (drawing) kinds.push(["SVG", () => saveSvg(drawing(), file("svg"))], ["PNG", () => savePng(drawing(), file("png"))]);
@@ -39,7 +41,7 @@ function csv([heads, ...lines]) {
 // A drawing that no longer needs the page's style sheet.
 function standalone(svg) {
   const loose = !svg.isConnected;
-  if (loose) content.append(svg); // styles are only known of what is in the page
+  if (loose) document.querySelector("main").append(svg); // styles are only known of what is in the page
   const copy = svg.cloneNode(true);
   const looks = [
     "fill", "stroke", "stroke-width", "stroke-dasharray", "opacity", "paint-order",

@@ -1,6 +1,7 @@
 // Sites of one model are rows, from the first at the top; those of the other are columns, from the first at the left.
 
 import { announce, clamp, element, named, redrawn, shape, visible, written } from "./dom.js";
+import { downloads, type Lines } from "./download.js";
 import { shortened as cut, widthOf as width12 } from "./shared.js";
 import { colourAt, colourBar, inkOn, levelOf, type Ends } from "./scale.js";
 import { hideTip, showTip } from "./tip.js";
@@ -20,7 +21,7 @@ export function shortened(text: string, room: number): string {
   return cut(visible(text), room, LABEL);
 }
 
-export interface Drawn { host: HTMLElement; update: (grid: Grid) => void }
+export interface Drawn { host: HTMLElement; saves: (...names: string[]) => HTMLElement; update: (grid: Grid) => void }
 
 export function heatmap(first: Grid): Drawn {
   let grid = first;
@@ -34,7 +35,12 @@ export function heatmap(first: Grid): Drawn {
     host.replaceChildren(svg);
     pointing(svg, grid, plan);
   });
-  return { host, update: (next) => { grid = next; host.redraw(); } };
+  const table = (): Lines => [["row", "column", "value"],
+    ...grid.value.flatMap((row, i) => row.map((value, j) => [grid.rows[i], grid.columns[j], value]))];
+  return {
+    host, saves: (...names) => downloads(names, table, () => host.querySelector("svg")!),
+    update: (next) => { grid = next; host.redraw(); },
+  };
 }
 
 function arrange(grid: Grid, width: number): Plan {

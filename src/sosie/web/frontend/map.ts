@@ -5,7 +5,8 @@ import { announce, clamp, element, named, redrawn, visible } from "./dom.js";
 import type { Grouping } from "./groups.js";
 import { shortened } from "./heatmap.js";
 import { listen, neighbour } from "./map_pointing.js";
-import { placedLabels } from "./shared.js";
+import { type Pen, svgPen } from "./pen.js";
+import { placedLabels, shape } from "./shared.js";
 import { hideTip, showTip } from "./tip.js";
 
 interface View { scale: number; x: number; y: number } // screen = scale · point + (x, y)
@@ -24,6 +25,7 @@ export interface ModelMap {
   setLines: (lines: boolean) => void;
   zoom: (factor: number) => void;
   fit: () => void;
+  drawing: () => SVGSVGElement; // what is in sight, to be saved
 }
 
 const REACH = 16; // px from the pointer
@@ -36,7 +38,8 @@ export function modelMap(points: Point[], start: Grouping, options: MapOptions):
     "aria-label": `Map of ${points.length} models; arrow keys go from one to the next, Enter opens it`,
   });
   const host = element("div", { class: "map" }, canvas);
-  const context = canvas.getContext("2d")!;
+  const screen = canvas.getContext("2d")!;
+  let context: Pen = screen;
   const parents = linesOf(points);
   let [grouping, only, lines]: [Grouping, number | null, boolean] = [start, null, options.lines];
   let [width, height, base, view]: [number, number, View, View] = [0, 0, { scale: 1, x: 0, y: 0 }, { scale: 1, x: 0, y: 0 }];
@@ -52,16 +55,24 @@ export function modelMap(points: Point[], start: Grouping, options: MapOptions):
     waiting = true;
     requestAnimationFrame(() => {
       waiting = false;
+      const ratio = window.devicePixelRatio || 1;
+      screen.setTransform(ratio, 0, 0, ratio, 0, 0);
+      screen.clearRect(0, 0, width, height);
       paint();
     });
   };
 
+  function drawing(): SVGSVGElement {
+    const svg = shape("svg", { width, height, viewBox: `0 0 ${width} ${height}` });
+    context = svgPen(svg, screen);
+    paint();
+    context = screen;
+    return svg;
+  }
+
   function paint(): void {
     const style = getComputedStyle(host);
     const ink = (name: string) => style.getPropertyValue(name).trim();
-    const ratio = window.devicePixelRatio || 1;
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.clearRect(0, 0, width, height);
     const colours = grouping.groups.map((group) => (group.colour === null ? ink("--grey") : ink(`--group-${group.colour}`)));
     if (lines) {
       context.strokeStyle = ink("--quiet");
@@ -210,7 +221,7 @@ export function modelMap(points: Point[], start: Grouping, options: MapOptions):
     },
   });
   return {
-    host, fit, zoom: (factor) => zoom(factor),
+    host, fit, drawing, zoom: (factor) => zoom(factor),
     regroup: (next, group) => { [grouping, only] = [next, group]; draw(); },
     setLines: (next) => { lines = next; draw(); },
     mark: (ids) => { marked = ids; draw(); },

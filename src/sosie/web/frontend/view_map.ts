@@ -2,6 +2,7 @@
 
 import { ask, type Clusters, type Kind, type Points } from "./api.js";
 import { card, choose, clamp, counted, element, link, visible, written } from "./dom.js";
+import { downloads, type Lines } from "./download.js";
 import { type By, clustered, grouped, type Grouping } from "./groups.js";
 import { linesOf, modelMap } from "./map.js";
 import type { Shown, Visit } from "./visit.js";
@@ -56,9 +57,14 @@ export async function mapView({ zoo, query, signal, go }: Visit): Promise<Shown>
     title: "Map",
     content: [
       element("header", { class: "lead-in" }, [element("h1", {}, visible(zoo.name)), element("p", { class: "lead" }, lead(found, zoo.n))]),
-      card(null, [tools, legend, drawn.host, element("p", { class: "quiet note" }, notes(found))], "map-card"),
+      card(null, [tools, legend, drawn.host, element("p", { class: "quiet note" }, notes(found)), downloads([zoo.name, "map"], () => table(found), drawn.drawing)], "map-card"),
     ],
   };
+}
+
+function table(found: Points): Lines {
+  return [["name", "x", "y", "architecture", "task", "tags"],
+    ...found.points.map((p) => [p.name, p.x, p.y, p.architecture, p.task, p.tags.join(" ")])];
 }
 
 // What tells models apart at first sight: architectures if there are several, else tasks, else tags.

@@ -1,5 +1,6 @@
 // Sites of one model are rows, from the first at the top; those of the other are columns, from the first at the left.
 import { announce, clamp, element, named, redrawn, shape, visible, written } from "./dom.js";
+import { downloads } from "./download.js";
 import { shortened as cut, widthOf as width12 } from "./shared.js";
 import { colourAt, colourBar, inkOn, levelOf } from "./scale.js";
 import { hideTip, showTip } from "./tip.js";
@@ -21,7 +22,12 @@ export function heatmap(first) {
         host.replaceChildren(svg);
         pointing(svg, grid, plan);
     });
-    return { host, update: (next) => { grid = next; host.redraw(); } };
+    const table = () => [["row", "column", "value"],
+        ...grid.value.flatMap((row, i) => row.map((value, j) => [grid.rows[i], grid.columns[j], value]))];
+    return {
+        host, saves: (...names) => downloads(names, table, () => host.querySelector("svg")),
+        update: (next) => { grid = next; host.redraw(); },
+    };
 }
 function arrange(grid, width) {
     const [rows, columns] = [grid.rows.length, grid.columns.length];

@@ -2,7 +2,8 @@
 import { announce, clamp, element, named, redrawn, visible } from "./dom.js";
 import { shortened } from "./heatmap.js";
 import { listen, neighbour } from "./map_pointing.js";
-import { placedLabels } from "./shared.js";
+import { svgPen } from "./pen.js";
+import { placedLabels, shape } from "./shared.js";
 import { hideTip, showTip } from "./tip.js";
 const REACH = 16; // px from the pointer
 const MOST_NAMES = 60;
@@ -13,7 +14,8 @@ export function modelMap(points, start, options) {
         "aria-label": `Map of ${points.length} models; arrow keys go from one to the next, Enter opens it`,
     });
     const host = element("div", { class: "map" }, canvas);
-    const context = canvas.getContext("2d");
+    const screen = canvas.getContext("2d");
+    let context = screen;
     const parents = linesOf(points);
     let [grouping, only, lines] = [start, null, options.lines];
     let [width, height, base, view] = [0, 0, { scale: 1, x: 0, y: 0 }, { scale: 1, x: 0, y: 0 }];
@@ -28,15 +30,22 @@ export function modelMap(points, start, options) {
         waiting = true;
         requestAnimationFrame(() => {
             waiting = false;
+            const ratio = window.devicePixelRatio || 1;
+            screen.setTransform(ratio, 0, 0, ratio, 0, 0);
+            screen.clearRect(0, 0, width, height);
             paint();
         });
     };
+    function drawing() {
+        const svg = shape("svg", { width, height, viewBox: `0 0 ${width} ${height}` });
+        context = svgPen(svg, screen);
+        paint();
+        context = screen;
+        return svg;
+    }
     function paint() {
         const style = getComputedStyle(host);
         const ink = (name) => style.getPropertyValue(name).trim();
-        const ratio = window.devicePixelRatio || 1;
-        context.setTransform(ratio, 0, 0, ratio, 0, 0);
-        context.clearRect(0, 0, width, height);
         const colours = grouping.groups.map((group) => (group.colour === null ? ink("--grey") : ink(`--group-${group.colour}`)));
         if (lines) {
             context.strokeStyle = ink("--quiet");
@@ -188,7 +197,7 @@ export function modelMap(points, start, options) {
         },
     });
     return {
-        host, fit, zoom: (factor) => zoom(factor),
+        host, fit, drawing, zoom: (factor) => zoom(factor),
         regroup: (next, group) => { [grouping, only] = [next, group]; draw(); },
         setLines: (next) => { lines = next; draw(); },
         mark: (ids) => { marked = ids; draw(); },

@@ -1,6 +1,7 @@
 // The first page: all models as points.
 import { ask } from "./api.js";
 import { card, choose, clamp, counted, element, link, visible, written } from "./dom.js";
+import { downloads } from "./download.js";
 import { clustered, grouped } from "./groups.js";
 import { linesOf, modelMap } from "./map.js";
 const BY = [["architecture", "architecture"], ["task", "task"], ["tag", "tag"], ["base", "base model"]];
@@ -55,9 +56,13 @@ export async function mapView({ zoo, query, signal, go }) {
         title: "Map",
         content: [
             element("header", { class: "lead-in" }, [element("h1", {}, visible(zoo.name)), element("p", { class: "lead" }, lead(found, zoo.n))]),
-            card(null, [tools, legend, drawn.host, element("p", { class: "quiet note" }, notes(found))], "map-card"),
+            card(null, [tools, legend, drawn.host, element("p", { class: "quiet note" }, notes(found)), downloads([zoo.name, "map"], () => table(found), drawn.drawing)], "map-card"),
         ],
     };
+}
+function table(found) {
+    return [["name", "x", "y", "architecture", "task", "tags"],
+        ...found.points.map((p) => [p.name, p.x, p.y, p.architecture, p.task, p.tags.join(" ")])];
 }
 // What tells models apart at first sight: architectures if there are several, else tasks, else tags.
 function usual(found) {

@@ -31,7 +31,7 @@ export async function pairView({ zoo, parts, query, signal, go }) {
                 ...tabs.map(([text, href, current]) => link(href, text, current ? "tab current" : "tab")), link(to(b, a), "⇄ swap", "tab"),
             ]),
             element("div", { class: "columns" }, [
-                card(null, [drawn.host, element("p", { class: "quiet note" }, note(found, ends))]),
+                card(null, [drawn.host, element("p", { class: "quiet note" }, note(found, ends)), drawn.saves(found.a.name, found.b.name, found.kind)]),
                 element("div", { class: "stack" }, [
                     card("Best match of each layer", matches(found, ends)),
                     card("Another model", [

@@ -72,7 +72,7 @@ function player(run, measure, signal) {
     const about = run.two_runs ? `How alike ${visible(run.names[0])} at this step is to ${visible(run.names[1])} at every step.` : "How alike the network at this step is to itself at every step, layer by layer.";
     return card(null, [
         element("div", { class: "player" }, [play, slider, said]),
-        element("p", { class: "quiet note" }, about), drawn.host,
+        element("p", { class: "quiet note" }, about), drawn.host, drawn.saves(run.name, measure.name),
     ]);
 }
 function settled(run, measure) {
