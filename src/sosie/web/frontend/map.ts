@@ -63,7 +63,7 @@ export function modelMap(points: Point[], start: Grouping, options: MapOptions):
   };
 
   function drawing(): SVGSVGElement {
-    const svg = shape("svg", { width, height, viewBox: `0 0 ${width} ${height}` });
+    const svg = shape("svg", { class: "numbers", width, height, viewBox: `0 0 ${width} ${height}` });
     context = svgPen(svg, screen);
     paint();
     context = screen;

@@ -83,7 +83,7 @@ function player(run: Run, measure: RunMeasure, signal: AbortSignal): HTMLElement
 
 function settled(run: Run, measure: RunMeasure): HTMLElement {
   const rows = run.sites.map((site, k) => element("tr", {}, [
-    element("td", {}, named(site)), element("td", { class: "number" }, measure.settled[k] === null ? "never" : measure.settled[k].toLocaleString("en")),
+    element("td", {}, named(site)), element("td", { class: "number" }, measure.settled[k] === null ? "later" : measure.settled[k].toLocaleString("en")),
   ]));
   return card(`The step from which each layer has settled (${measure.threshold} of the last state)`, element("div", { class: "scroll" }, element("table", { class: "narrow" }, [
     element("thead", {}, element("tr", {}, [element("th", {}, "layer"), element("th", { class: "number" }, "step")])), element("tbody", {}, rows),

@@ -37,7 +37,7 @@ export function modelMap(points, start, options) {
         });
     };
     function drawing() {
-        const svg = shape("svg", { width, height, viewBox: `0 0 ${width} ${height}` });
+        const svg = shape("svg", { class: "numbers", width, height, viewBox: `0 0 ${width} ${height}` });
         context = svgPen(svg, screen);
         paint();
         context = screen;
