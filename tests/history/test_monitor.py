@@ -43,7 +43,7 @@ class Run:
 def test_a_loop_sees_the_model_leave_its_start() -> None:
     model, run = network(), Run()
     start = copy.deepcopy(model)
-    monitor = Monitor(model, start, IMAGES, sites="*", every=2, log=run)
+    monitor = Monitor(model, start, IMAGES, sites="*", every=2, log=run, names=("now", "start"))
     before = torch.random.get_rng_state()
     model.train()
     monitor.record(0)
@@ -62,6 +62,7 @@ def test_a_loop_sees_the_model_leave_its_start() -> None:
     assert run.lines[1][1]["sosie/debiased_cka/same_depth"] == pytest.approx(last.mean())
     assert {row["step"] for row in monitor.rows()} == {0, 2}
     assert "2 steps" in repr(monitor)
+    assert (monitor.comparisons[2].side_a.name, monitor.comparisons[2].side_b.name) == ("now", "start")
 
 
 def test_a_loader_that_shuffles_is_read_once() -> None:

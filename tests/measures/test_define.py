@@ -143,3 +143,11 @@ def test_numpy_torch_and_lists_give_one_float(pair: tuple[torch.Tensor, torch.Te
     values = [sosie.measure("linear_cka", *both) for both in ((x, y), (x.numpy(), y.numpy()), (x.tolist(), y.tolist()))]
     assert len(set(values)) == 1
     assert type(values[0]) is float
+
+
+def test_the_list_of_measures_is_a_table_in_a_notebook() -> None:
+    found = sosie.list_measures()
+    html = found._repr_html_()  # type: ignore[attr-defined]
+    assert f"<td>{found[0]['name']}</td>" in html
+    assert html.count("<tr>") < len(found)
+    assert "see sosie measures" in html

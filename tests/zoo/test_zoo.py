@@ -157,6 +157,8 @@ def test_other_names_are_kept_as_they_are_and_escaped_where_shown(tmp_path: Path
     for k, name in enumerate(names):
         zoo.add(made(k), name, tags="<b>", task="<i>")
     assert list(zoo) == names
+    assert f"{len(zoo)} models" in zoo._repr_html_()
+    assert "<th>source</th>" not in zoo._repr_html_()
     shown = zoo.list()._repr_html_()
     assert "<img" not in shown
     assert "&lt;img src=x onerror=alert(1)&gt;" in shown

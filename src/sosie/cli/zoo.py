@@ -30,7 +30,6 @@ Tag = Annotated[
 ]
 Architecture = Annotated[str | None, opt.option(opt.WHICH, "NAME", "Only models of this architecture.")]
 Task = Annotated[str | None, opt.option(opt.WHICH, "NAME", "Only models trained for this task.")]
-LISTED = ("name", "architecture", "parameters", "task", "tags", "sites", "parent")
 
 
 def init(
@@ -155,7 +154,7 @@ def list_(
     """
     from ..report import print_table
     from ..report.words import listed
-    from ..zoo.listing import failures, models
+    from ..zoo.listing import SHOWN, failures, models
     from ..zoo.store import Store, check_filters
 
     _check_there(folder)
@@ -168,7 +167,7 @@ def list_(
         for row in result:
             typer.echo(f"- {_safe(row['name'])}: {_safe(row['reason'])} ({row['at']})")
     elif len(result):
-        print_table(result.rows(), LISTED)
+        print_table(result.rows(), SHOWN)
         for note in dict.fromkeys(note for row in result for note in row["notes"]):
             names = [_safe(row["name"]) for row in result if note in row["notes"]]
             typer.echo(f"- {_safe(note)}: {listed(names, 'models')}")

@@ -17,6 +17,7 @@ from ..linalg import chain_products, near_one, total_squares, vanishes
 from ..measures import Measure, Transform, aligner_of, find, fit_transform, load_all, snap_to_bounds
 from ..process_state import products
 from ..results import Side
+from ..results.tables import html_table
 from ..stats import (
     Atoms,
     LinearMaps,
@@ -36,12 +37,20 @@ from .evaluate import CONSTANT
 SQUARES = 1e-140, 1e145  # the range of sums of squares whose squares float64 holds with all digits
 
 
+class Facts(list[dict[str, Any]]):
+    """The facts of measures, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        columns = ("name", "closer", "summary")
+        return html_table(columns, [[row[name] for name in columns] for row in self], see="sosie measures")
+
+
 def list_measures() -> list[dict[str, Any]]:
     """Return every measure with its facts: summary, range, direction, invariances, cost, paper, package.
 
     Those of installed packages that offer some under the entry point `sosie.measures` come last.
     """
-    return [measure.facts() for measure in load_all()]
+    return Facts(measure.facts() for measure in load_all())
 
 
 @products()

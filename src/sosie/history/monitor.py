@@ -24,8 +24,8 @@ class Monitor:
 
     `fit(…, after_epoch=monitor.record)`, `lightning_callback(monitor)` and `hf_callback(monitor)` take it in place of a
     recorder. `model` is the module that is trained, `reference` any other model (`copy.deepcopy(model)`: the start),
-    `data` what both are run on, the first `max_rows` inputs, read once. `measures`, `sites`, `rows`, `prepare` and
-    `inputs` are as for `compare`. Every `every`-th step is compared; `log` is a writer for `Comparison.log`, or a
+    `data` what both are run on, the first `max_rows` inputs, read once. `measures`, `sites`, `rows`, `prepare`,
+    `inputs` and `names` (of the model and of the reference) are as for `compare`. Every `every`-th step is compared; `log` is a writer for `Comparison.log`, or a
     function of (comparison, step). `comparisons` holds them all by step.
     """
 
@@ -43,6 +43,7 @@ class Monitor:
         max_rows: int | None = MAX_ROWS,
         prepare: Callable[[Any], Any] | None = None,
         inputs: Callable[[Any], Any] | None = None,
+        names: Sequence[str | None] | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"a monitor runs a torch.nn.Module, got {type(model).__name__}")
@@ -58,7 +59,7 @@ class Monitor:
         with other.opened():
             other.look(self._data[0])
         self._options = {"measures": measures, "sites": sites, "rows": rows, "prepare_a": prepare, "prepare_b": prepare}
-        self._options["inputs"] = inputs
+        self._options |= {"inputs": inputs, "names": names}
 
     @property
     def steps(self) -> list[int]:

@@ -17,6 +17,7 @@ COLUMNS = (
     *("name", "architecture", "parameters", "task", "tags", "sites", "kinds", "parent", "source", "added", "digest"),
     "notes",
 )
+SHOWN = ("name", "architecture", "parameters", "task", "tags", "sites", "parent")  # where there is less room
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,12 @@ class Listing(Rows):
         return f"<Listing of {len(self.found)}: {', '.join(names)}{more}>"
 
     def _repr_html_(self) -> str:
-        shown = self.found[:MOST_SHOWN]
-        rows = [[cell(row.get(column)) for column in self.columns] for row in shown]
-        return html_table(self.columns, rows, of=len(self.found))
+        return self.html(self.columns, len(self.found))
+
+    def html(self, columns: Sequence[str], of: int, see: str = "rows()") -> str:
+        """Some columns of the first rows as a table; `of`: the number of all."""
+        rows = [[cell(row.get(column)) for column in columns] for row in self.found[:MOST_SHOWN]]
+        return html_table(columns, rows, of=of, see=see)
 
 
 def models(store: Store, filters: Mapping[str, Sequence[str]], limit: int | None = None, offset: int = 0) -> Listing:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,10 @@ from ..checks import check_options, renamed, whole_number
 from ..models import NamedModel
 from ..progress import Progress
 from ..results import Array, Clusters, Duplicates, Family, Map, Neighbours, Recommendation
+from ..results.tables import MOST_SHOWN
 from .fingerprints import PROBE_GONE, PROBES, Fingerprint, Probe, Settings
 from .index import build
-from .listing import Listing, failures, models
+from .listing import SHOWN, Listing, failures, models
 from .questions import SAME, find_clusters, find_duplicates, lay_out, square_of, vectors_of
 from .search import as_query, find_family, search
 from .store import Facts, Filter, NameTaken, Record, Store, check_filters, check_tags, new_folder
@@ -459,3 +461,7 @@ class Zoo:
 
     def __repr__(self) -> str:
         return f"<Zoo {self.folder}: {len(self):,} models, probe {self.settings.probe} of {self.settings.n} inputs>"
+
+    def _repr_html_(self) -> str:
+        table = self.list(limit=MOST_SHOWN).html(SHOWN, len(self), "list()")
+        return f"<p>{escape(repr(self)[1:-1])}</p>{table}"
