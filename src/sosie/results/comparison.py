@@ -565,10 +565,7 @@ class Comparisons(Result):
         A pair i < j is compared in that direction. Below the diagonal the matrix repeats its values if the measure is
         symmetric, and is NaN if not: compare the models in the other order for those.
         """
-        from ..measures import MEASURES
-
-        known = MEASURES.get(measure.partition("(")[0])
-        symmetric = known is None or known.symmetric
+        symmetric = _symmetric(measure)
         lazy = self.pairs if isinstance(self.pairs, LazyComparisons) else None
         if lazy is not None and (at_once := lazy.whole(measure)) is not None:
             return at_once
@@ -582,6 +579,62 @@ class Comparisons(Result):
         if self.pairs and (same := next(iter(self.pairs.values()))[measure].same) is not None:
             np.fill_diagonal(matrix, same)
         return matrix
+
+    def mean(self) -> Comparison:
+        """The mean over all pairs of models with the same sites, such as seeds of one network: site by site.
+
+        Its 95 % interval is about other models of this kind on these inputs. It comes from the values without each
+        model in turn (jackknife), with Student's t for as many degrees of freedom as there are models but one; it takes
+        3 models, and is rather too wide than too narrow. `null` is the mean of the pairs' chance levels, and `p` the
+        largest of their p: at this level every pair of models is alike beyond chance.
+        """
+        sides = {k: side for (i, j), pair in self.pairs.items() for k, side in ((i, pair.side_a), (j, pair.side_b))}
+        count = len(self.names)
+        if len(self.pairs) != count * (count - 1) // 2 or not self.pairs:
+            raise ValueError(f"a mean needs every pair of 2 models or more; there are {len(self.pairs)} of {count}")
+        for k, side in sides.items():
+            if side.sites != sides[0].sites:
+                raise ValueError(
+                    f"a mean over pairs needs models with the same sites: {self.names[k]} has {', '.join(side.sites)}, "
+                    f"and {self.names[0]} {', '.join(sides[0].sites)}; compare models of one architecture, or name sites="
+                )
+        first = next(iter(self))
+        a, b = (replace(sides[0], name=name, left_out=()) for name in (f"each of {count} models", "the others"))
+        values = {name: self._mean(name) for name in first.measures if all(name in pair.values for pair in self)}
+        return Comparison(a, b, values, first.rows_rule, {**first.provenance, "mean of": list(self.names)}, first.kind)
+
+    def _mean(self, measure: str) -> Estimate:
+        every, symmetric, count = [pair[measure] for pair in self], _symmetric(measure), len(self.names)
+
+        def all_pairs(name: str) -> Array | None:
+            arrays = [getattr(values, name) for values in every]
+            if any(array is None for array in arrays):
+                return None
+            return np.stack([*arrays, *(array.T for array in arrays)] if symmetric else arrays)
+
+        value = all_pairs("value")
+        assert value is not None
+        parts: dict[str, Array | None] = {}
+        for name, over in {"null": np.mean, "null_spread": np.mean, "p": np.max, "p_search": np.max}.items():
+            parts[name] = None if (array := all_pairs(name)) is None else over(array, 0)
+        pairs = np.array(list(self.pairs) * (1 + symmetric))
+        ends: Interval = (None, None)
+        if count > 2:
+            from scipy.special import stdtrit
+
+            left = np.stack([value[(pairs != k).all(1)].mean(0) for k in range(count)])
+            reach = stdtrit(count - 1, 0.975) * np.sqrt((count - 1) * left.var(0))
+            least, most = (np.nan if bound is None else bound for bound in every[0].bounds)
+            ends = np.fmax(value.mean(0) - reach, least), np.fmin(value.mean(0) + reach, most)
+        about = f"mean over {len(every)} pairs of {count} models"
+        interval = "the interval is about other such models" if count > 2 else "an interval takes 3 models"
+        shared = [caveat for caveat in every[0].caveats if all(caveat in values.caveats for values in every)]
+        if own := sum(len(values.caveats) > len(shared) for values in every):
+            shared.append(Caveat(f"{own} of {len(every)} pairs have caveats of their own: look at each"))
+        return replace(
+            every[0], value=value.mean(0), low=ends[0], high=ends[1], block_error=None, **parts,
+            caveats=(Caveat(f"{about}: {interval}, on these inputs"), *shared),
+        )  # fmt: skip
 
     def rows(self) -> list[dict[str, Any]]:
         """One dict per pair of models, measure and pair of sites: that of `Comparison.rows` with both models' names."""
@@ -613,6 +666,13 @@ class Comparisons(Result):
 
     def _repr_html_(self) -> str:
         return html_figures(self)
+
+
+def _symmetric(measure: str) -> bool:
+    from ..measures import MEASURES
+
+    known = MEASURES.get(measure.partition("(")[0])
+    return known is None or known.symmetric
 
 
 # Which values chance could have given, and how a p-value is written
