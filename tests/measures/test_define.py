@@ -64,6 +64,33 @@ def test_a_missing_name_offers_the_nearest() -> None:
             find(bad)
 
 
+def test_a_plain_function_is_told_how_to_become_a_measure(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
+    def mine(x: torch.Tensor, y: torch.Tensor) -> float:
+        return 0.0
+
+    for call in (
+        lambda: sosie.measure(mine, *pair),  # type: ignore[arg-type]
+        lambda: sosie.compare({"a": pair[0]}, {"b": pair[1]}, measures=mine),  # type: ignore[arg-type]
+        lambda: sosie.compare({"a": pair[0]}, {"b": pair[1]}, measures=["linear_cka", mine]),  # type: ignore[list-item]
+    ):
+        with pytest.raises(TypeError, match=r"'mine' is a function without facts: .*@sosie\.measures\.define"):
+            call()
+
+
+def test_a_cell_of_a_notebook_defines_its_measure_again(pair: tuple[torch.Tensor, torch.Tensor]) -> None:
+    try:
+        for value in (0.25, 0.5):
+
+            @define(reads=Alignment, bounds=(0, 1), closer="up", invariant=set())
+            def run_twice(a: Alignment) -> torch.Tensor:
+                """A number."""
+                return torch.full_like(a.xy, value)  # noqa: B023
+
+            assert sosie.measure("run_twice", *pair) == value
+    finally:
+        MEASURES.pop("run_twice", None)
+
+
 def test_a_name_is_taken_once() -> None:
     with pytest.raises(ValueError, match="already defined"):
 

@@ -29,7 +29,9 @@ def test_measures_with_a_direction_have_no_value_the_other_way(tmp_path: Path) -
 
 def test_the_mean_over_seeds_has_an_interval_about_other_seeds(tmp_path: Path) -> None:
     models, x = {f"m{k}": mlp(k) for k in range(4)}, torch.randn(200, 8)
-    c = sosie.compare(models, x, sites=["0", "2"], measures=["linear_cka", "regression_r2"], null="permutation", draws=40)
+    c = sosie.compare(
+        models, x, sites=["0", "2"], measures=["linear_cka", "regression_r2"], null="permutation", draws=40
+    )
     found = sosie.load(c.mean().save(tmp_path / "mean.json"))
     every = np.stack([pair.matrix("linear_cka") for pair in c])
     mean = (every.mean(0) + every.mean(0).T) / 2
@@ -39,7 +41,9 @@ def test_the_mean_over_seeds_has_an_interval_about_other_seeds(tmp_path: Path) -
     left = np.array([np.mean([v for (i, j), v in zip(c.pairs, at, strict=True) if k not in (i, j)]) for k in range(4)])
     reach = 3.182 * np.sqrt(3 * left.var())  # Student's t of 3 degrees of freedom
     values = found["linear_cka"]
-    np.testing.assert_allclose((values.low[0, 0], values.high[0, 0]), (mean[0, 0] - reach, min(mean[0, 0] + reach, 1)), rtol=1e-3)
+    np.testing.assert_allclose(
+        (values.low[0, 0], values.high[0, 0]), (mean[0, 0] - reach, min(mean[0, 0] + reach, 1)), rtol=1e-3
+    )
     assert values.p[0, 0] == max(pair["linear_cka"].p[0, 0] for pair in c)
     assert "mean over 6 pairs of 4 models" in values.caveats[0].text
     sosie.write_report(found, tmp_path / "mean.html")

@@ -82,8 +82,8 @@ WRITES = {".json": "--out", ".html": "--html", ".htm": "--html"} | dict.fromkeys
 
 def check_ending(parameter: typer.CallbackParam, path: Path | None) -> Path | None:
     """Raise if another option writes files that end like this one: nobody looks for a page in x.svg."""
-    writer = WRITES.get(path.suffix.lower(), "") if path is not None else ""
-    if writer and not any(name in writer.split() for name in parameter.opts):
+    writer = WRITES.get(path.suffix.lower()) if path is not None else None
+    if path is not None and writer is not None and not any(name in writer.split() for name in parameter.opts):
         raise ValueError(f"{parameter.opts[0]} {path}: files that end in {path.suffix} are written by {writer}")
     return path
 

@@ -142,6 +142,8 @@ def align(name: str | Measure, x: Any, y: Any, **options: Any) -> Transform:
 
 
 def _chosen(name: str | Measure, x: Any, y: Any, options: dict[str, Any], call: str) -> Measure:
+    if callable(name):
+        name = find(name)  # raises for a plain function
     if not isinstance(name, (str, Measure)):
         where = next((f"{w} place" for w, v in (("second", x), ("third", y)) if isinstance(v, (str, Measure))), None)
         found = f"; it is in the {where}" if where else f", got {type(name).__name__} in its place"

@@ -159,9 +159,11 @@ def make_plan(request: Request, widths: Widths, rows: int | None, *, budget: int
     sampled = [measure for measure in measures if kinds[measure.name] == "sample"]
     sample_rows, widest = _sample_size(widths, rows, budget, exact)
     if exact and sampled and rows is not None and (need := sample_bytes(widths, rows)) > budget:
+        share = "" if budget == request.memory else f" (a pair's share of {size_text(request.memory)} for all pairs)"
         raise MemoryError(
             f"exact=True would keep {rows} rows of {sum(columns)} columns: {size_text(need)}, more than the budget of "
-            f"{size_text(budget)}. Raise memory=, pool with rows='mean', choose fewer sites, or leave out exact=True"
+            f"{size_text(budget)}{share}. Raise memory=, pool with rows='mean', choose fewer sites, or leave out "
+            "exact=True"
         )
     matching = [m.name for m in sampled if issubclass(m.reads, Neurons)]
     if matching and widest is not None and max(columns) > widest:

@@ -25,8 +25,8 @@ class Monitor:
     `fit(…, after_epoch=monitor.record)`, `lightning_callback(monitor)` and `hf_callback(monitor)` take it in place of a
     recorder. `model` is the module that is trained, `reference` any other model (`copy.deepcopy(model)`: the start),
     `data` what both are run on, the first `max_rows` inputs, read once. `measures`, `sites`, `rows`, `prepare`,
-    `inputs` and `names` (of the model and of the reference) are as for `compare`. Every `every`-th step is compared; `log` is a writer for `Comparison.log`, or a
-    function of (comparison, step). `comparisons` holds them all by step.
+    `inputs` and `names` (of the model and of the reference) are as for `compare`. Every `every`-th step is compared;
+    `log` is a writer for `Comparison.log`, or a function of (comparison, step). `comparisons` holds them all by step.
     """
 
     def __init__(

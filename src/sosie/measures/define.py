@@ -250,8 +250,8 @@ def define(
 
     def register(function: Callable[..., Tensor]) -> Measure:
         name, summary = function.__name__, inspect.cleandoc(function.__doc__ or "").split("\n", 1)[0]
-        if name in MEASURES:
-            raise ValueError(f"a measure named {name!r} is already defined")
+        if (known := MEASURES.get(name)) and known.function.__module__ != function.__module__:
+            raise ValueError(f"a measure named {name!r} is already defined in {known.function.__module__}")
         needed = frozenset(needs)
         measure = Measure(name, function, reads, (low, high), same, closer, every, summary, needs=needed, **facts)
         MEASURES[name] = measure
@@ -264,6 +264,12 @@ def find(measure: str | Measure) -> Measure:
     """The measure of that name; options may follow as Python literals: "mutual_knn(k=5)"."""
     if isinstance(measure, Measure):
         return measure
+    if callable(measure):
+        raise TypeError(
+            f"{getattr(measure, '__name__', measure)!r} is a function without facts: declare it a measure with "
+            "@sosie.measures.define(reads=sosie.stats.PairedRows, bounds=(0, 1), closer='up', invariant={…}), where "
+            "pair.x.rows and pair.y.rows are the two sides"
+        )
     name, options = parse_call(measure)
     if name not in MEASURES and not _load(name):
         small = name.lower()
@@ -298,7 +304,7 @@ def load_all() -> list[Measure]:
 
 def find_all(measures: str | Measure | Iterable[str | Measure]) -> list[Measure]:
     """The measures of these names, or of a single one."""
-    found = [find(m) for m in ([measures] if isinstance(measures, (str, Measure)) else measures)]
+    found = [find(m) for m in ([measures] if isinstance(measures, str) or callable(measures) else measures)]
     if not found:
         raise ValueError("no measures given; `sosie measures` lists them")
     return found

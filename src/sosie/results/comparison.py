@@ -596,7 +596,7 @@ class Comparisons(Result):
             if side.sites != sides[0].sites:
                 raise ValueError(
                     f"a mean over pairs needs models with the same sites: {self.names[k]} has {', '.join(side.sites)}, "
-                    f"and {self.names[0]} {', '.join(sides[0].sites)}; compare models of one architecture, or name sites="
+                    f"and {self.names[0]} {', '.join(sides[0].sites)}; compare one architecture, or name sites="
                 )
         first = next(iter(self))
         a, b = (replace(sides[0], name=name, left_out=()) for name in (f"each of {count} models", "the others"))
@@ -614,9 +614,10 @@ class Comparisons(Result):
 
         value = all_pairs("value")
         assert value is not None
-        parts: dict[str, Array | None] = {}
-        for name, over in {"null": np.mean, "null_spread": np.mean, "p": np.max, "p_search": np.max}.items():
-            parts[name] = None if (array := all_pairs(name)) is None else over(array, 0)
+        parts: dict[str, Any] = {}
+        for name in ("null", "null_spread", "p", "p_search"):
+            array = all_pairs(name)
+            parts[name] = None if array is None else array.mean(0) if "null" in name else array.max(0)
         pairs = np.array(list(self.pairs) * (1 + symmetric))
         ends: Interval = (None, None)
         if count > 2:
