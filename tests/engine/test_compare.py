@@ -374,7 +374,9 @@ def test_random_weights_are_said_in_every_result_its_table_and_its_page(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("name", "memory"), [*((name, None) for name in ALL), *((name, 100_000) for name in ONE_A_VIEW)]
+    ("name", "memory"),
+    # Held-out values of the few rows that fit into so little say less than everything about 40 neurons.
+    [*((name, None) for name in ALL), *((name, 100_000) for name in ONE_A_VIEW if name != "predictivity")],
 )
 def test_a_model_with_itself_is_the_same_by_every_measure(name: str, memory: int | None) -> None:
     """Each alone, so that no other measure's precision helps."""

@@ -6,6 +6,7 @@ With `scale`, rows are scaled to unit norm and the distance is `procrustes_angle
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -118,17 +119,15 @@ def _lloyd(points: Tensor, groups: int, scale: bool, random: np.random.Generator
         nearest = _squared_distances(points, means, scale).amin(1)
         weights = nearest.numpy() if bool(nearest.any()) else np.ones(len(points))
         means = torch.cat([means, points[int(random.choice(len(points), p=weights / weights.sum()))][None]])
-    labels = torch.full((len(points),), -1)
+    labels, total = torch.full((len(points),), -1), math.inf
     for _ in range(STEPS):
         squares = _squared_distances(points, means, scale)
-        total = float(squares.amin(1).sum())
+        previous, total = total, float(squares.amin(1).sum())
         before, labels = labels, squares.argmin(1)
-        for empty in sorted(
-            {*range(groups)} - {*labels.tolist()}
-        ):  # it takes the network that is farthest from its mean
+        for empty in sorted({*range(groups)} - {*labels.tolist()}):  # it takes the network farthest from its mean
             alone = labels.bincount(minlength=groups)[labels] == 1
             labels[squares.gather(1, labels[:, None])[:, 0].masked_fill(alone, -1).argmax()] = empty
-        if bool((labels == before).all()):
+        if bool((labels == before).all()) or total >= previous:  # equal networks would change places for ever
             break
         means = torch.stack([_mean(points[labels == group], scale)[0] for group in range(groups)])
     return labels, means, total
