@@ -48,7 +48,7 @@ demo: $(VENV)/core
 	@$(BIN)/sosie demo
 
 test: $(VENV)/dev
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # flwr wants older versions of rich, typer and packaging than those of constraints.txt.
 $(FLOWER)/installed: pyproject.toml constraints-flower.txt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from paired import correlated_rows
 from sosie import process_state
 
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # of the processes that tests start
 FLAGS = [
     "--no-sandbox",
     "--disable-dev-shm-usage",
