@@ -30,6 +30,7 @@ _HOMES = {
     "weights": ("compare_weights",),
     "zoo": ("Zoo",),
 }
+_FOLDERS = {*_HOMES, "benchmark", "capture", "data", "linalg", "measures", "models", "rsa", "shapes", "stats", "train"}
 
 __all__ = [
     "Running",
@@ -56,6 +57,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _FOLDERS:
+        return import_module(f".{name}", __name__)
     home = next((home for home, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module 'sosie' has no attribute {name!r}")
@@ -64,4 +67,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
+    return sorted([*__all__, *_FOLDERS, "__version__"])
