@@ -37,6 +37,7 @@ def run_ranks(count: int, function: Callable[..., Any], *args: Any, timeout: flo
 def _of_rank(
     folder: Path, rank: int, count: int, wait: timedelta, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
+    os.chdir(folder)
     store = dist.FileStore(str(folder / "store"), count)
     store.set_timeout(wait)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=wait)
