@@ -227,16 +227,16 @@ def _in_directions_y(transform: Transform, rows: Tensor) -> Tensor:
     return (rows - transform.centre_y) @ _matched(transform)[1]
 
 
-def _overlapping(transform: Transform, x: Tensor, y: Tensor, lengths: tuple[Tensor, Tensor]) -> HeldCovariances:
+def _overlapping(x: Tensor, y: Tensor, lengths: tuple[Tensor, Tensor]) -> HeldCovariances:
     """The view of aligned rows with these squared lengths."""
-    n, (to_x, to_y) = len(x), _matched(transform)
+    n = len(x)
     a, b = (Scatter(x.new_zeros(1, 1), n, length / n) for length in lengths)
-    overlap = ((x @ (to_x @ to_y.mT)) * y).sum()  # one product with all rows
-    return HeldCovariances(a, b, x.new_zeros(1, 1), held=overlap / n)
+    return HeldCovariances(a, b, x.new_zeros(1, 1), held=(x * y).sum() / n)
 
 
 def _value_rotated(transform: Transform, measure: Measure, x: Tensor, y: Tensor) -> Tensor:
-    return measure(_overlapping(transform, x, y, (x.square().sum(), y.square().sum())))
+    to_x, to_y = _matched(transform)
+    return measure(_overlapping(x @ to_x, y @ to_y, (x.square().sum(), y.square().sum())))
 
 
 def _value_shaped(transform: Transform, measure: Measure, x: Tensor, y: Tensor) -> Tensor:
@@ -245,7 +245,8 @@ def _value_shaped(transform: Transform, measure: Measure, x: Tensor, y: Tensor) 
         mapping = transform.maps[side]
         unseen = rows.square().sum() - (rows @ torch.linalg.qr(mapping).Q).square().sum()
         lengths.append((rows @ mapping).square().sum() + transform.maps[f"outside_{side}"].square() * unseen)
-    return measure.using(alpha=1.0)(_overlapping(transform, x, y, (lengths[0], lengths[1])))
+    to_x, to_y = _matched(transform)
+    return measure.using(alpha=1.0)(_overlapping(x @ to_x, y @ to_y, (lengths[0], lengths[1])))
 
 
 def _value_by_row(transform: Transform, measure: Measure, x: Tensor, y: Tensor) -> Tensor:
