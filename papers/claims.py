@@ -292,7 +292,12 @@ def table(paper: Path, verdicts: Sequence[Mapping[str, Any]]) -> str:
         parts += [_row(claims[each["name"]], each) for each in rows]
         parts.append("")
     if any(each["added"] for each in verdicts):
-        parts += ["\\* not fixed before the run: " + "; ".join(_added(verdicts)) + ".", ""]
+        parts += [
+            "\\* How these are judged was set or changed after results had been seen:",
+            "",
+            *_added(verdicts),
+            "",
+        ]
     parts.append(
         "Outcomes in brackets are not counted: another row has the number, or the statement that this is a part of."
     )
@@ -315,7 +320,7 @@ def _added(verdicts: Sequence[Mapping[str, Any]]) -> list[str]:
     for each in verdicts:
         if each["added"]:
             by_text.setdefault(each["added"], []).append(each["name"])
-    return [f"{', '.join(names)} ({text})" for text, names in by_text.items()]
+    return [f"- {text}: {', '.join(names)}" for text, names in by_text.items()]
 
 
 def _short(number: float) -> str:

@@ -87,7 +87,7 @@ class Settings:
     resnet_pairs: tuple[tuple[int, int], ...] = RESNET_PAIRS
     label_pairs: int = 3  # pairs that are also trained on labels instead of B's answers
 
-    cka_images: int = 500  # for CKA with an image a row
+    cka_images: int = 500  # for CKA with one row per image
 
     # Ten ResNet-20s of our own (figure-2-ten), and others by other recipes (further-results)
     ten: int = 10
@@ -418,7 +418,7 @@ def numbers(rows: list[Row], sites: tuple[str, ...]) -> dict[str, float | None]:
 
 
 def baseline_cka(settings: Settings) -> dict[str, Any]:
-    """CKA of S(A) and B with an image a row, not a position a row: the map is that of least squares."""
+    """CKA of S(A) and B with one row per image, not one per position: the map is that of least squares."""
     found: dict[str, Any] = {"numbers": {}, "rows": []}
     for name, opened, sites, pairs in (
         ("tiny10", tiny10, settings.tiny_sites, settings.tiny_pairs),
@@ -460,7 +460,7 @@ def pair_ckas(opened: Opened, pair: Any, sites: Sequence[str], settings: Setting
 
 @torch.no_grad()
 def _images(stitched: Any, batches: Images) -> tuple[Tensor, Tensor]:
-    """S(A) and B, an image a row."""
+    """S(A) and B, one row per image."""
     x = [stitched.joint(stitched.lower.representation(batch)[0]).flatten(1).cpu() for batch in batches]
     y = [stitched.upper.representation(batch)[0].flatten(1).cpu() for batch in batches]
     return torch.cat(x), torch.cat(y)

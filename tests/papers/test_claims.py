@@ -149,7 +149,7 @@ def test_the_table_and_its_place(tmp_path: Path) -> None:
     text = table(folder, check_claims(folder, folder / "results"))
     assert "| Between | 0.2 to 0.4 | 0.3 (0.25 to 0.35) | reproduced | inside, 3 seeds |" in text
     assert "| Never run \\* | at least 1 |  | not run | no results |" in text
-    assert "not fixed before the run: elsewhere (after the results)" in text
+    assert "- after the results: elsewhere" in text
     page = "a\n<!-- claims: written by papers/claims.py -->\nold\n<!-- end of claims -->\nb\n"
     assert between(page, "claims", "new") == page.replace("old", "new")
     with pytest.raises(ValueError, match="no <!-- counts"):

@@ -37,12 +37,9 @@ from ..results import Comparison, Cost, Costs
 from ..stats import (
     Alignment,
     Atoms,
-    MomentMaker,
     Moments,
     RowSampler,
     Sample,
-    SampleMaker,
-    SplitMaker,
     SplitMoments,
 )
 from ..weights import compare_weights
@@ -251,14 +248,10 @@ class _Pair:
         self.kind: str = plan.kinds[measure.name]
         self.statistic: Any = {"moments": Moments, "splits": SplitMoments}.get(self.kind, Sample)
         self.parts: list[Any] = []
-        if self.kind == "moments":
-            self.makers: list[Any] = [MomentMaker(plan.products) for _ in range(2)]
-        elif self.kind == "splits":
-            self.makers = [SplitMaker(*plan.folds) for _ in range(2)]
-        else:
+        if self.kind == "sample":
             self.kind = "all rows" if rows <= plan.sample_rows and plan.widest is None else "sampled rows"
-            sampler = RowSampler(plan.sample_rows)
-            self.makers = [SampleMaker(sampler, plan.widest) for _ in range(2)]
+        sampler = RowSampler(plan.sample_rows)
+        self.makers = [plan.maker(plan.kinds[measure.name], sampler) for _ in range(2)]
 
     def add(self, x: Tensor, y: Tensor) -> None:
         both = zip(self.makers, (x, y), strict=True)

@@ -21,7 +21,7 @@ from .replay import Subject
 
 
 class SavedModel(ValueModel):
-    """A model that answers with what was saved; it is told which inputs it is given."""
+    """Saved activations as a model: its forward takes the numbers of the first input and of the one after the last."""
 
     def __init__(self, file: ActivationFile, name: str = "") -> None:
         super().__init__()

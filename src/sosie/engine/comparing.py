@@ -23,14 +23,10 @@ from ..results import Comparison, Comparisons, Side, rules_in_words
 from ..stats import (
     BLOCK,
     Collected,
-    GramMaker,
     Grams,
-    MomentMaker,
     Moments,
     RowSampler,
     Sample,
-    SampleMaker,
-    SplitMaker,
     SplitMoments,
     on_device,
 )
@@ -427,7 +423,10 @@ class Pass:
         self._makers = {
             k: PartMaker(
                 source,
-                {kind: self._maker(kind) for kind in self.plan.statistics},
+                {
+                    kind: self.plan.maker(kind, self._sampler, per_input=self.per_input, tf32=self.request.tf32)
+                    for kind in self.plan.statistics
+                },
                 self.plan,
                 request,
                 self._meet,
@@ -466,16 +465,6 @@ class Pass:
                 samples[k] = {}
         tolerated = [source.tolerated() for source in self.sources]
         return MadeUpRows(shapes, [samples.get(twin, {}) for twin in self.twins], tolerated)
-
-    def _maker(self, kind: StatisticKind) -> Any:
-        if kind == "grams":
-            return GramMaker(self.plan.block, self.plan.uncentred, self.request.tf32)
-        if kind == "moments":
-            return MomentMaker(self.plan.products)
-        if kind == "splits":
-            return SplitMaker(*self.plan.folds, per_input=self.per_input)
-        assert self._sampler is not None
-        return SampleMaker(self._sampler, self.plan.widest)
 
     def _meet(self, device: torch.device) -> torch.device:
         """The device where the rows of all sources meet, which the first rows decide."""

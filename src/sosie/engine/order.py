@@ -167,7 +167,7 @@ def _grams(sample: Sample) -> list[SiteGrams]:
 
 
 def _gram(rows: Tensor, size: Tensor) -> tuple[Tensor, Tensor]:
-    rows = rows / size.clamp(min=torch.finfo(rows.dtype).tiny)  # fourth powers would leave float32
+    rows = rows / torch.where(size > 0, size, 1)  # fourth powers would overflow float32; a layer may be all zeros
     rows = rows - rows.mean(0, keepdim=True, dtype=torch.float64).to(rows.dtype)
     gram = (rows @ rows.T).double()
     return u_centred(gram), gram.diagonal().sum()

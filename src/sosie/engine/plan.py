@@ -17,9 +17,14 @@ from ..stats import (
     NO_NEURONS,
     ROWS,
     Covariances,
+    GramMaker,
     Grams,
+    MomentMaker,
     Moments,
     Neurons,
+    RowSampler,
+    SampleMaker,
+    SplitMaker,
     Splits,
     UncentredAlignment,
     check_folds,
@@ -140,6 +145,19 @@ class Plan:
     def statistics(self) -> list[StatisticKind]:
         kinds: list[StatisticKind] = [*self.kinds.values(), *(("sample",) if self.rows_beside else ())]
         return list(dict.fromkeys(kinds))
+
+    def maker(
+        self, kind: StatisticKind, sampler: RowSampler | None = None, *, per_input: int = 1, tf32: bool = True
+    ) -> Any:
+        """What makes the parts of one side; the sampler of a sample is that of both sides."""
+        if kind == "grams":
+            return GramMaker(self.block, self.uncentred, tf32)
+        if kind == "moments":
+            return MomentMaker(self.products)
+        if kind == "splits":
+            return SplitMaker(*self.folds, per_input=per_input)
+        assert sampler is not None
+        return SampleMaker(sampler, self.widest)
 
 
 def make_plan(request: Request, widths: Widths, rows: int | None, *, budget: int, blocks: bool = True) -> Plan:

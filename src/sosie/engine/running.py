@@ -19,14 +19,11 @@ from ..process_state import products
 from ..results import Comparison, Side
 from ..stats import (
     BLOCK,
-    GramMaker,
     Grams,
-    MomentMaker,
     Moments,
     OutputSums,
     PairedRows,
     Reader,
-    SplitMaker,
     SplitMoments,
     on_device,
     tensors_of,
@@ -36,7 +33,7 @@ from .network import OUTPUT
 from .one_shot import as_outputs
 from .outputs import comparison_of
 from .partial import Partial
-from .plan import MEMORY, Plan, Request, find_measures, make_plan, size_text
+from .plan import MEMORY, Request, find_measures, make_plan, size_text
 from .provenance import provenance
 
 
@@ -173,7 +170,7 @@ class Running:
                 f"{size_text(MEMORY)}, so it cannot be streamed: pool the rows, or take a measure of Gram matrices, "
                 "such as debiased_cka"
             )
-        self._sides, self._makers = sides, [_maker(plan, self._kind) for _ in sides]
+        self._sides, self._makers = sides, [plan.maker(self._kind) for _ in sides]
 
     def _add(self, rows: tuple[Tensor, ...]) -> None:
         """Add whole blocks to the sums; at least one block waits, since a remainder joins the last one."""
@@ -244,12 +241,6 @@ class Running:
         whole = sums if self._sums is None else self._sums.merge(sums)  # type: ignore[arg-type]
         partial = Partial(a, b, {self.measure.name: self._kind}, "flatten", {self._kind: whole}, self.n, self.n)
         return partial.finish(about)
-
-
-def _maker(plan: Plan, kind: str) -> Any:
-    if kind == "splits":
-        return SplitMaker(*plan.folds)
-    return MomentMaker(plan.products) if kind == "moments" else GramMaker(plan.block, plan.uncentred)
 
 
 def _rows(values: Any, label: str) -> Tensor:

@@ -259,7 +259,9 @@ def _shrinkage(residuals: Tensor, width: int) -> float:
     size = matrix.square().sum()
     away = size - matrix.trace().square() / width  # from a multiple of 1
     varies = (rows.square().sum(1).square().mean() - size) / len(rows)
-    return float((varies / away).clamp(0, 1)) if bool(away > 0) else 0.0
+    if not bool(away > 0):  # it is a multiple of 1 already
+        return 0.0
+    return float((varies / away).clamp(0, 1))  # a share by definition, whose estimate can lie outside (Ledoit and Wolf)
 
 
 def _whitening(noise: Tensor) -> Tensor:

@@ -481,5 +481,6 @@ def _weights(model: Model, subjects: Tensor, train: Array, compare: str) -> Arra
         if weights.any():
             return weights
     vectors = _vectors(parts, train, compare), _vectors(subjects, train, compare)
-    fits = np.nan_to_num(_similarities(*vectors, compare).mean(1), nan=-np.inf)  # a part may not vary in a draw
+    fits = _similarities(*vectors, compare).mean(1)
+    fits[np.isnan(fits)] = -np.inf  # an RDM that is constant over the drawn stimuli is not selected
     return np.eye(len(parts))[int(np.argmax(fits))]

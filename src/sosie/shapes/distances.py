@@ -56,7 +56,7 @@ def spherical_mds(angles: Any, dimensions: int = 2) -> tuple[Array, float]:
 
     true = _checked(angles)
     whole_number(dimensions, "dimensions", least=1)
-    if (largest := float(true.max())) > np.pi + 1e-9:
+    if (largest := float(true.max())) > np.pi + 1e-9:  # more than rounding
         raise ValueError(f"angles go from 0 to π, got {largest:g}; take arccos of similarities that are cosines")
     values, vectors = np.linalg.eigh(np.cos(true))
     width = min(dimensions + 1, len(true))
