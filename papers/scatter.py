@@ -65,10 +65,10 @@ def of_summary(mean: float, sd: float, number: int, of: str) -> Interval | None:
 
 
 def of_error(value: float | None, error: float | None, of: str, units: int | None = None) -> Interval | None:
-    """From a standard error."""
+    """From a standard error: by Student's t where it comes from so few units."""
     if value is None or error is None:
         return None
-    half = float(stats.norm.ppf((1 + LEVEL) / 2)) * error
+    half = float(stats.t.ppf((1 + LEVEL) / 2, units - 1 if units else math.inf)) * error
     return Interval(value - half, value + half, of, units)
 
 

@@ -145,33 +145,13 @@ def _agreement(similarity: np.ndarray, groups: np.ndarray, key: str, out: int) -
 def figure_9(atoms: dict[str, Any], points: dict[str, Any]) -> Found:
     result: Found = {}
     if atoms:
-        names, cosines = atoms["names"], np.array(atoms["cosines"])
-        at = {name: k for k, name in enumerate(names)}
-        hundred, ten = ([k for name, k in at.items() if name.startswith(f"CIFAR-{n} ") and "other" not in name]
-                        for n in (100, 10))  # fmt: skip
-        bare = [k for name, k in at.items() if name.startswith("untrained")]
-        other = [k for name, k in at.items() if "other start" in name]
-        result["figure-9a/across"] = of_mean([cosines[a, b] for a in hundred for b in ten], "pairs of four networks")
-        for key in ("across", "cifar10", "cifar100"):
-            if "seeds" in atoms:
-                result[f"figure-9a/{key}"] = of_mean([one[key] for one in atoms["seeds"]], "seeds")
-        result["figure-9a/with_untrained"] = _extreme(cosines, [*hundred, *ten], bare)
-        result["figure-9a/other_starts"] = _extreme(cosines, other, other)
+        for key in atoms["numbers"]:
+            result[f"figure-9a/{key}"] = of_mean([one[key] for one in atoms["seeds"]], "seeds")
     for key, values in points.get("values", {}).items():
         interval = of_mean(values, "pairs of regressions")
         if interval:  # a similarity is no larger than 1
             result[f"figure-9b/{key}"] = Interval(interval.low, min(interval.high, 1.0), interval.of, interval.units)
     return result
-
-
-def _extreme(cosines: np.ndarray, rows: list[int], columns: list[int]) -> Interval | None:
-    """Of the largest of these: from their mean to what two and a half deviations above it would be."""
-    values = [cosines[a, b] for a in rows for b in columns if a != b]
-    if len(values) < 3:
-        return None
-    return Interval(
-        fmean(values), fmean(values) + 2.5 * float(np.std(values, ddof=1)), f"{len(values)} pairs", len(values)
-    )
 
 
 def table_1(found: dict[str, Any]) -> Found:

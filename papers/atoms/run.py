@@ -589,9 +589,6 @@ def figure_9a(settings: Settings) -> dict[str, Any]:
         for seed in settings.untrained_seeds
     ]
     numbers = {key: fmean(part["numbers"][key] for part in seeds) for key in seeds[0]["numbers"]}
-    for key in ("with_untrained", "other_starts"):  # the largest
-        numbers[key] = max(part["numbers"][key] for part in seeds)
-    numbers["least_trained"] = min(part["numbers"]["least_trained"] for part in seeds)
     first = {key: seeds[0][key] for key in ("names", "cosines")}
     return {"numbers": numbers, **first, "seeds": [part["numbers"] for part in seeds]}
 
@@ -1166,10 +1163,10 @@ def figure_6(settings: Settings) -> dict[str, Any]:
     for name, score in scores[str(recipe.epochs)].items():
         numbers |= {f"{name}_{key}": value for key, value in score.items()}
     early = str(settings.users_at[0])
-    recipe, keys = replace(recipe, epochs=settings.users_at[0]), ("width", "limit", "cifar_tasks", "a_task")
-    asked = {"recipe": asdict(recipe)} | {key: getattr(settings, key) for key in (*keys, "digit_clients")}
+    short, keys = replace(recipe, epochs=settings.users_at[0]), ("width", "limit", "cifar_tasks", "a_task")
+    asked = {"recipe": asdict(short)} | {key: getattr(settings, key) for key in (*keys, "digit_clients")}
     parts = [
-        remember(settings.cache, f"figure-6-early-seed{seed}", asked, partial(early_users, settings, seed, recipe))
+        remember(settings.cache, f"figure-6-early-seed{seed}", asked, partial(early_users, settings, seed, short))
         for seed in settings.early_seeds
     ]
     numbers |= {f"early_{key}": fmean(part[key] for part in parts) for key in scores[early]["atoms"]}
