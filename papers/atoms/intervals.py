@@ -105,7 +105,8 @@ def figure_6(found: dict[str, Any]) -> Found:
     first = min(found["maps"], key=int)
     result: Found = {}
     for name, epoch, kind in (
-        ("atoms", last, "atoms"), ("cca", last, "cca"), ("updates", last, "updates"), ("early", first, "atoms"),
+        ("atoms", last, "atoms"), ("cca", last, "cca"), ("updates", last, "updates"),
+        (f"early_{first}", first, "atoms"),
     ):  # fmt: skip
         upper = found["maps"][epoch].get(kind)
         if upper is None or len(set(groups.tolist())) < 4:
@@ -119,9 +120,9 @@ def figure_6(found: dict[str, Any]) -> Found:
             n = len(left)
             spread = math.sqrt((n - 1) / n * sum((one - fmean(left)) ** 2 for one in left))
             result[f"figure-6/{name}_{key}"] = of_error(value, spread, f"{n} tasks, left out one by one", n)
-    for key in ("tasks_ari", "kinds_ari"):
-        if "early" in found:
-            result[f"figure-6/early_{key}"] = of_mean([part[key] for part in found["early"]], "seeds")
+    for epoch, parts in found["early"].items():
+        for key in ("tasks_ari", "kinds_ari"):
+            result[f"figure-6/early_{epoch}_{key}"] = of_mean([part[key] for part in parts], "seeds")
     share = found["numbers"]["atoms_nearest_shares_task"]
     result["figure-6/atoms_nearest_shares_task"] = of_share(share, int((groups < groups.max()).sum()), "clients")
     return result

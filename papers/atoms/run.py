@@ -134,7 +134,7 @@ class Settings:
 
     users: Recipe = Recipe(epochs=90, batch=50)  # figure 6
     users_at: tuple[int, ...] = (1, 5, 15, 30, 90)  # epochs that are looked at
-    early_seeds: tuple[int, ...] = tuple(range(20))  # to the first of them
+    early_seeds: tuple[int, ...] = tuple(range(20))  # as far as the first two of them
     cifar_tasks: int = 20
     a_task: int = 5  # clients that share a task
     digit_clients: int = 20
@@ -1162,28 +1162,29 @@ def figure_6(settings: Settings) -> dict[str, Any]:
     }
     for name, score in scores[str(recipe.epochs)].items():
         numbers |= {f"{name}_{key}": value for key, value in score.items()}
-    early = str(settings.users_at[0])
-    short, keys = replace(recipe, epochs=settings.users_at[0]), ("width", "limit", "cifar_tasks", "a_task")
-    asked = {"recipe": asdict(short)} | {key: getattr(settings, key) for key in (*keys, "digit_clients")}
-    parts = [
-        remember(settings.cache, f"figure-6-early-seed{seed}", asked, partial(early_users, settings, seed, short))
-        for seed in settings.early_seeds
-    ]
-    numbers |= {f"early_{key}": fmean(part[key] for part in parts) for key in scores[early]["atoms"]}
-    shown = {early, str(settings.users_at[len(settings.users_at) // 2]), str(recipe.epochs)}
+    early: dict[str, Any] = {}
+    for epoch in settings.users_at[:2]:
+        parts = early[str(epoch)] = [early_users(settings, seed, epoch) for seed in settings.early_seeds]
+        numbers |= {f"early_{epoch}_{key}": fmean(part[key] for part in parts) for key in scores[str(epoch)]["atoms"]}
+    shown = {str(settings.users_at[k]) for k in (0, len(settings.users_at) // 2, -1)}
     kept = {epoch: {name: upper(m) for name, m in each.items() if name in SHOWN} for epoch, each in maps.items()
             if epoch in shown}  # fmt: skip
-    return {"numbers": numbers, "groups": groups.tolist(), "scores": scores, "maps": kept, "early": parts}
+    return {"numbers": numbers, "groups": groups.tolist(), "scores": scores, "maps": kept, "early": early}
 
 
-def early_users(settings: Settings, seed: int, recipe: Recipe) -> dict[str, Any]:
-    """Clients of another seed, as far as the first epoch that is looked at: how far atoms tell them apart."""
-    own = replace(settings, seed=seed)
-    images = pool(settings, "cifar100", "train").merge(pool(settings, "mnist", "train"))
-    lessons, groups, _ = clients(own, images)
-    models = copies(make(own, "small_cnn", OF_CLIENT, USERS_ATOMS, seed), len(groups))
-    state = train(own, models, images, lessons, recipe, seed=seed)[recipe.epochs]
-    return judged(mean(by_atoms(state)), groups)
+def early_users(settings: Settings, seed: int, epoch: int) -> dict[str, Any]:
+    """Clients of another seed, trained as far as one epoch: how far atoms tell them apart."""
+    own, recipe = replace(settings, seed=seed), replace(settings.users, epochs=epoch)
+    keys = ("width", "limit", "cifar_tasks", "a_task", "digit_clients")
+    asked = {"recipe": asdict(recipe)} | {key: getattr(settings, key) for key in keys}
+
+    def score() -> dict[str, Any]:
+        images = pool(settings, "cifar100", "train").merge(pool(settings, "mnist", "train"))
+        lessons, groups, _ = clients(own, images)
+        models = copies(make(own, "small_cnn", OF_CLIENT, USERS_ATOMS, seed), len(groups))
+        return judged(mean(by_atoms(train(own, models, images, lessons, recipe, seed=seed)[epoch])), groups)
+
+    return remember(settings.cache, f"figure-6-early-seed{seed}", asked, score)
 
 
 def similarities_of_users(
