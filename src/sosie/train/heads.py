@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-
 from ..capture.restore import evaluating
 from ..checks import nearest
-from .many_networks import orders
+from .many_networks import Stack, orders
 from .recipe import Prepare, Recipe, floats
 
 RECIPE = Recipe(epochs=100, batch=50, rate=1e-3)
@@ -96,18 +94,12 @@ def refit_head(
     labels = labels.expand(count, rows)
     if start is None:
         start = Heads(features.new_zeros(count, classes, width), features.new_zeros(count, classes))
-    heads = Heads(*(part.detach().clone().requires_grad_() for part in (start.weight, start.bias)))
-    optimiser = recipe.make_optimiser([heads.weight, heads.bias])
+    stack = Stack(nn.Linear(width, classes, device="meta"), vars(start))
+    optimiser = recipe.make_optimiser(stack.trained.values())
     schedule = recipe.make_schedule(optimiser, recipe.steps(rows))
     seeds = [seed] if isinstance(seed, int) else list(seed)
     head = torch.arange(count, device=features.device)[:, None]
     for index in orders(seeds, rows, recipe.epochs, recipe.batch, features.device):  # (1 or heads, batch)
-        logits = heads(features[head, index])
-        # The sum over heads, so that none depends on the others.
-        right = labels[head, index].flatten()
-        loss = functional.cross_entropy(logits.flatten(0, 1), right, reduction="sum") / index.shape[1]
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
+        stack.learn(features[head, index], labels[head, index], optimiser)
         schedule.step()
-    return Heads(heads.weight.detach(), heads.bias.detach())
+    return Heads(**stack.state())
