@@ -5,13 +5,4 @@ from .leaderboard import run_benchmark
 from .population import SCALES, Scale
 from .probe import linear_probe
 
-__all__ = [
-    "FORMULAS",
-    "SCALES",
-    "Count",
-    "Scale",
-    "cost",
-    "counted",
-    "linear_probe",
-    "run_benchmark",
-]
+__all__ = ["FORMULAS", "SCALES", "Count", "Scale", "cost", "counted", "linear_probe", "run_benchmark"]

@@ -34,14 +34,7 @@ from ..models import atom_layers, open_model, recompose
 from ..process_state import kept_random_state, products
 from ..progress import Progress
 from ..results import Comparison, Cost, Costs
-from ..stats import (
-    Alignment,
-    Atoms,
-    Moments,
-    RowSampler,
-    Sample,
-    SplitMoments,
-)
+from ..stats import Alignment, Atoms, Moments, RowSampler, Sample, SplitMoments
 from ..weights import compare_weights
 
 DEFAULT = ("atom_cosine", "cca_r2", "linear_cka", "wcka")  # the first only if both models have atoms

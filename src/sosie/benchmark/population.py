@@ -88,10 +88,7 @@ SCALES = {
 }  # fmt: skip
 
 # Images at most, for measures whose cost grows faster than their square, or that are slow by nature.
-SLOW = {
-    "rtd": (32, "persistent homology"),
-    "rsa": (1000, "ranks of all pairs of rows"),
-}
+SLOW = {"rtd": (32, "persistent homology"), "rsa": (1000, "ranks of all pairs of rows")}
 
 
 # The folder of a benchmark: every unit of work is a file, written whole, and not repeated

@@ -278,10 +278,7 @@ class SquaredGradients:
                     add(name, _wide(gradient).square())
 
     def _run_by_layers(
-        self,
-        chunk: Chunk,
-        cotangents: Callable[[Tensor], Sequence[Tensor]],
-        take: Callable[[str, list[_Call]], None],
+        self, chunk: Chunk, cotangents: Callable[[Tensor], Sequence[Tensor]], take: Callable[[str, list[_Call]], None]
     ) -> list[Tensor]:
         """Run all inputs forwards and, from each cotangent, backwards; return the cotangents.
 

@@ -5,11 +5,4 @@ from .fitting import Stitch, stitch, stitch_sites
 from .joint import StitchedNetwork
 from .task_loss import TaskLoss
 
-__all__ = [
-    "CutModel",
-    "Stitch",
-    "StitchedNetwork",
-    "TaskLoss",
-    "stitch",
-    "stitch_sites",
-]
+__all__ = ["CutModel", "Stitch", "StitchedNetwork", "TaskLoss", "stitch", "stitch_sites"]

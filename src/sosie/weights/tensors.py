@@ -161,12 +161,7 @@ def side_of(name: str, by_site: BySite) -> Side:
 
 
 def _values(
-    measures: Sequence[Measure],
-    a: BySite,
-    b: BySite,
-    names: Sequence[str],
-    based: bool,
-    caveats: Sequence[Caveat] = (),
+    measures: Sequence[Measure], a: BySite, b: BySite, names: Sequence[str], based: bool, caveats: Sequence[Caveat] = ()
 ) -> dict[str, Estimate]:
     known = [
         *caveats,
