@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
 from ..capture.restore import evaluating
 from ..checks import nearest
 from .many_networks import Stack, orders

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -75,8 +75,8 @@ class ActivationHooks:
     that compiled code reads. `rows`: only this many inputs, the first, are kept, as copies. None: the whole activation,
     passed through `sink` inside the hook, so that its gradient is computed when the backward reaches that site and not
     for all sites at once. It is copied only if the model overwrites it in place; the first forward in training and in
-    evaluation mode copies, to learn which. `inputs`: also keep the inputs of sites, see `keep_inputs_of`. `calls`: keep
-    the arguments of the model.
+    evaluation mode copies, to learn which. `inputs`: also keep the inputs of sites. `calls`: keep the arguments of the
+    model.
     """
 
     def __init__(
@@ -99,9 +99,6 @@ class ActivationHooks:
         self._handles: list[RemovableHandle] = []
         self._labels: list[str] | None = None  # the sites of the first forward, in its order
         self._sites: dict[tuple[str, bool], Site] = {}  # by label, and whether it is the input
-        self._size: tuple[int, ...]  # of the model's input, without its first dimension
-        self._usual_size: tuple[int, ...] | None = None  # that of the first forward, once `_starts` are known
-        self._starts: set[int] = set()  # the sites whose inputs are kept if the size is the usual one
         self._overwritten: dict[bool, set[Key]] = {}  # by training mode: what the model changed in place after reading
         self._autocast = "cpu", torch.bfloat16, False
         self.due = False
@@ -135,7 +132,7 @@ class ActivationHooks:
         self._live: list[tuple[Key, Tensor, int]] = []  # activations that were not copied, and their versions
         self._last: tuple[Tensor, int, Any] | None = None
         self._called: tuple[Any, Any] | None = None
-        self.count, self._size, self._every_input = 0, (), True
+        self.count = 0
 
     # The forward
 
@@ -148,8 +145,6 @@ class ActivationHooks:
         if not isinstance(first, Tensor) or not first.dim():
             first = next((tensor for tensor in tensors_in((args, kwargs)) if tensor.dim()), None)
         self.count = 0 if first is None else first.shape[0]
-        self._size = () if first is None else tuple(first.shape[1:])
-        self._every_input = self._size != self._usual_size
         if self._keeps_arguments:
             self._called = rebuild(self._part, (tuple(args), dict(kwargs)))
             device = "cpu" if first is None else first.device.type
@@ -173,7 +168,7 @@ class ActivationHooks:
 
     def _record(self, number: int, is_input: bool, args: Any, other: Any) -> None:
         """Record a call of a module: `other` is its output, or for the input its keyword arguments."""
-        if not self._active or (is_input and not self._every_input and number not in self._starts):
+        if not self._active:
             return
         value = other
         if is_input:
@@ -267,26 +262,6 @@ class ActivationHooks:
                 "sites that every input passes"
             )
         return values
-
-    def keep_inputs_of(self, sites: Sequence[SiteValue]) -> None:
-        """From now on keep the inputs of these sites only, unless the model is called with another input size.
-
-        Only one size counts as usual, since each change of it recompiles compiled code. Raises if the last forward did
-        not keep the input of one of the sites.
-        """
-        if self._usual_size is None:
-            self._usual_size = self._size
-        if self._size != self._usual_size:
-            return
-        names = list(self._requests)
-        self._starts.update(names.index(value.site.module_name) for value in sites)
-        # Sites that are not in `_sites` have no input that could be kept.
-        missed = [v.site.label for v in sites if not v.is_input and (v.site.label, True) in self._sites]
-        if missed:
-            raise SiteError(
-                f"a stage begins at site {missed[0]!r}, which it did not before with inputs of this size, and its "
-                "input was not kept; run the step again (it will be)"
-            )
 
     def _values(self) -> Iterator[SiteValue]:
         names = list(self._requests)

@@ -306,8 +306,6 @@ class Penalty(Attached):
 
     def _columns(self, sides: Sequence[Sequence[SiteValue]]) -> tuple[list[SiteValue], list[Pair]]:
         """The columns that are compared, of all models, and their pairs."""
-        if self.pairs == "stage":
-            self._hooks[0].keep_inputs_of([stage[0] for stage in similarity.stages(sides[0])])
         alone = len(sides) == 1 or self.target is not None
         names = ["", "the target"][: len(sides)] if alone else [f"model {k}" for k in range(len(sides))]
         return similarity.numbered(similarity.column_pairs(sides, names, self.pairs))
