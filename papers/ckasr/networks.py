@@ -236,7 +236,7 @@ def weights(settings: Settings, model: nn.Module) -> dict[str, Any]:
         "rms": float(together.square().mean().sqrt()),
         "density": len(together) / sum(len(weight) for weight, _ in every),
         "limit": settings.limit,
-        "histogram": weight_histogram(model, settings.bins, settings.limit).counts.tolist(),
+        "histogram": weight_histogram(model, settings.bins, settings.limit)[0].tolist(),
     }
 
 

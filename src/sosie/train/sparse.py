@@ -482,7 +482,6 @@ def _mask(module: nn.Module) -> Tensor:
 
 
 def _further(kept: Tensor, sparsity: float, what: str) -> int:
-    """The number of further ones to prune."""
     gone, wanted = int((~kept).sum()), kept.numel() - kept_of(kept.numel(), sparsity)
     if wanted < gone:
         raise ValueError(
@@ -703,15 +702,6 @@ def epsilon_sparsity(model: nn.Module, epsilon: float, *, layers: str | Iterable
     return int(small) / sum(weight.numel() for weight in weights)
 
 
-@dataclass(frozen=True)
-class Histogram:
-    """The number of weights in each bin; the last bin includes its right edge, as in NumPy."""
-
-    counts: Numbers  # (bins,)
-    edges: Numbers  # (bins + 1,)
-    outside: int  # beyond the limit on either side
-
-
 @torch.no_grad()
 def weight_histogram(
     model: nn.Module,
@@ -720,10 +710,11 @@ def weight_histogram(
     *,
     layers: str | Iterable[str] = "*",
     masked: bool = False,
-) -> Histogram:
+) -> tuple[Numbers, Numbers, int]:
     """A histogram over [−limit, limit] of the weights of convolutions and linear layers; limit=None: the largest |w|.
 
-    Masked weights are left out unless `masked`. `layers`: names or globs.
+    Counts (bins,) and edges (bins + 1,) as NumPy's, and the number of weights beyond the limit. Masked weights are left
+    out unless `masked`. `layers`: names or globs.
     """
     whole_number(bins, "bins", least=1)
     if limit is not None:
@@ -740,7 +731,7 @@ def weight_histogram(
         if limit == 0:
             raise ValueError("all weights are 0: a histogram needs a limit")
     counts, edges = np.histogram(values, bins, (-limit, limit))
-    return Histogram(counts, edges, int(len(values) - counts.sum()))
+    return counts, edges, int(len(values) - counts.sum())
 
 
 class WeightHistograms:
@@ -752,20 +743,16 @@ class WeightHistograms:
 
     def __init__(self, model: nn.Module, bins: int = 100, limit: float = 0.5, **options: Any) -> None:
         self._histogram = partial(weight_histogram, model, bins, limit, **options)
-        self.edges = self._histogram().edges
+        self.edges = self._histogram()[1]
+        self.counts = np.zeros((0, bins), dtype=np.int64)
         self.steps: list[int] = []
         self.outside: list[int] = []  # the number of weights beyond the limit at each step
-        self._counts: list[Numbers] = []
 
     def record(self, step: int) -> None:
-        histogram = self._histogram()
+        counts, _, outside = self._histogram()
         self.steps.append(step)
-        self.outside.append(histogram.outside)
-        self._counts.append(histogram.counts)
-
-    @property
-    def counts(self) -> Numbers:
-        return np.array(self._counts).reshape(len(self._counts), len(self.edges) - 1)
+        self.outside.append(outside)
+        self.counts = np.concatenate([self.counts, counts[None]])
 
 
 def _chosen(model: nn.Module, layers: str | Iterable[str]) -> dict[str, nn.Module]:
