@@ -23,7 +23,7 @@ from ..process_state import products
 from ..results import Caveat, Chance, Comparison, Comparisons, Estimate, Interval, Side, rules_in_words
 from ..stats import Alignment, DebiasedAlignment, check_seed
 from .kernels import SketchPair
-from .sketches import NotShared, Sketch
+from .sketches import Sketch
 
 Array = np.ndarray
 DEFAULT = "linear_cka"  # debiased values of small sketches are noisy
@@ -104,16 +104,11 @@ def compare_unpaired(
         raise ValueError(f"sketches without common rows must have one size, got {sizes}: make both with the same size")
     if debiased := [m.name for m in chosen if m.reads is DebiasedAlignment]:
         raise ValueError(f"{', '.join(debiased)}: needs common rows; take linear_cka, which has a chance level")
-    if a is not b:
-        try:
-            a.check_shared(b)
-        except NotShared:
-            pass
-        else:
-            raise ValueError(
-                "these sketches are of the same rows with one seed: use compare(); for independent sketches make one "
-                "with another seed"
-            )
+    if a is not b and a.difference_from(b) is None:
+        raise ValueError(
+            "these sketches are of the same rows with one seed: use compare(); for independent sketches make one with "
+            "another seed"
+        )
     return _compare(a, b, chosen, draws=draws or 0, seed=seed, shared=False)
 
 

@@ -18,7 +18,7 @@ from ..process_state import products
 from ..results import MEAN_EMBEDDING, TRANSFER, Caveat, Comparison, Comparisons, Estimate, Number, Side
 from .comparing import named, open_sketch
 from .kernels import mean_squared
-from .sketches import NotShared, Pairs, SiteSketch, Sketch, sketch
+from .sketches import Pairs, SiteSketch, Sketch, sketch
 
 _Z = 1.959964  # of a 95 % interval
 _BLOCK = 1024  # rows whose products are held at a time
@@ -126,11 +126,7 @@ def _same_data(a: Sketch, b: Sketch) -> bool:
     """Return whether two sketches whose data have one name are of the same rows, as far as is known."""
     if (a.size, a.seed, a.stack) != (b.size, b.seed, b.stack):
         return (a.n, a.spans) == (b.n, b.spans)
-    try:
-        a.check_shared(b)
-    except NotShared:
-        return False
-    return True
+    return a.difference_from(b) is None
 
 
 def _comparison(made: Sketch, scores: Sequence[Scores], model: str, data: str) -> Comparison:

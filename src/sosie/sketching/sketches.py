@@ -181,10 +181,6 @@ class SiteSketch:
 # The sketch of all sites
 
 
-class NotShared(ValueError):
-    """Two sketches do not share rows, buckets or signs, and cannot be compared as if they did."""
-
-
 @dataclass(frozen=True)
 class Spans:
     """The rows that a sketch holds, as ranges that do not touch."""
@@ -342,17 +338,25 @@ class Sketch:
             _kernels={},
         )
 
-    def check_shared(self, other: Sketch) -> None:
-        """Raise unless both sketch the same rows of the same data into the same buckets with the same signs."""
+    def difference_from(self, other: Sketch) -> str | None:
+        """Where they differ, in words; None if both are of the same rows, in the same buckets with the same signs."""
         for what, words in (("size", "sizes"), ("seed", "seeds"), ("stack", "stacks"), ("n", "numbers of rows")):
             a, b = getattr(self, what), getattr(other, what)
             if a != b:
-                raise NotShared(f"these sketches have different {words}, {a} and {b}: {_UNPAIRED}")
+                return f"these sketches have different {words}, {a} and {b}"
         if self.spans != other.spans:
-            raise NotShared(f"these sketches are of different rows, {self.spans} and {other.spans}: {_UNPAIRED}")
+            return f"these sketches are of different rows, {self.spans} and {other.spans}"
         difference = self.fingerprint - other.fingerprint.to(self.fingerprint.device)
-        if bool(difference.norm() > SAME_DATA * self.fingerprint.norm()):
-            raise NotShared(f"these sketches are of different data, another order or precision: {_UNPAIRED}")
+        differs = bool(difference.norm() > SAME_DATA * self.fingerprint.norm())
+        return "these sketches are of different data, another order or precision" if differs else None
+
+    def check_shared(self, other: Sketch) -> None:
+        """Raise unless both sketch the same rows of the same data into the same buckets with the same signs."""
+        if (difference := self.difference_from(other)) is not None:
+            raise ValueError(
+                f"{difference}: compare_unpaired (--unpaired) compares sketches that share no rows, and shows what "
+                "chance gives"
+            )
 
     def save(self, path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32) -> Path:
         """Write a safetensors file, which `Sketch.load`, `sosie.compare` and `sosie compare` read.
@@ -436,9 +440,6 @@ class Sketch:
             "compared by": self.compared,
         }
         return html_facts("Sketch", facts)
-
-
-_UNPAIRED = "compare_unpaired (--unpaired) compares sketches that share no rows, and shows what chance gives"
 
 
 storable(Sketch, SiteSketch, Part, Pairs, Spans, Side)
