@@ -97,7 +97,7 @@ def test_labels_of_other_classes_are_no_accuracy_of_zero(moved: int) -> None:
     y = torch.arange(len(x)) % 3
     found = sosie.stitch(mlp(0), "2", mlp(1), "2", x)
     assert "accuracy" in found.evaluate([(x, y)])
-    with pytest.raises(ValueError, match="B answers 3 classes"):
+    with pytest.raises(ValueError, match="there are 3 classes"):
         found.evaluate([(x, y + moved)])
 
 

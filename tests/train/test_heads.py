@@ -76,5 +76,5 @@ def test_bad_shapes_and_labels_are_refused() -> None:
     x, y = problem()
     with pytest.raises(ValueError, match=r"\(3, 200, 5\) and \(199,\)"):
         refit_head(x, y[1:], 3)
-    with pytest.raises(ValueError, match="labels go from 0 to 2"):
+    with pytest.raises(ValueError, match="labels lie between 0 and 2"):
         refit_head(x, y, 2)

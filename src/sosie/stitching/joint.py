@@ -25,7 +25,7 @@ from ..linalg.fits import check_fits
 from ..measures import Measure, find, snap_to_bounds
 from ..process_state import kept_random_state, products
 from ..progress import Progress
-from ..stats import Alignment, Covariances, Neurons, Scatter, UncentredAlignment
+from ..stats import Alignment, Covariances, Neurons, Scatter, UncentredAlignment, check_labels
 from .cuts import CutModel, answer_of
 
 Precision = Literal["float32", "float64"]
@@ -202,11 +202,6 @@ class JointSums:
 
     def merge(self, other: JointSums) -> JointSums:
         """The sums of all rows of both, about this one's centres."""
-        if self.cross.keys() != other.cross.keys() or self.products != other.products:
-            raise ValueError(
-                f"sums differ in sites or precision: {sorted(self.cross)} in {self.products} and "
-                f"{sorted(other.cross)} in {other.products}"
-            )
         shift = {key: centre - other.centre[key] for key, centre in self.centre.items()}
         totals = {key: other.total[key] - other.n * d for key, d in shift.items()}
 
@@ -402,12 +397,7 @@ class Tally:
         if guess_a is not None:
             counts["agreement_a"] = guess == guess_a
         if labels is not None:
-            labels = labels.cpu()
-            if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < stitched.shape[1]:
-                raise ValueError(
-                    f"the labels range from {int(labels.min())} to {int(labels.max())}, but B answers "
-                    f"{stitched.shape[1]} classes: leave out labels of other classes"
-                )
+            labels = check_labels(labels.cpu(), "the labels", stitched.shape[1])
             right, right_b = guess == labels, guess_b == labels
             counts |= {"accuracy": right, "accuracy_b": right_b, "both_right": right & right_b}
             if guess_a is not None:

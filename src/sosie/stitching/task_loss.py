@@ -87,9 +87,6 @@ class TaskLoss:
             if not number or (value < 0 and name != "cka"):
                 sign = "; a negative one pulls towards B" if name == "cka" else " of at least 0"
                 raise ValueError(f"{NAME}: {name} must be a finite number{sign}, got {value!r}")
-        for name in ("bias", "autocast"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{NAME}: {name} must be True or False, got {getattr(self, name)!r}")
         if self.rank is not None and (self.l1 or self.threshold):
             raise ValueError(f"{NAME}: rank={self.rank} with l1 or threshold: weights set to zero would undo the rank")
         if self.loss is not None and not callable(self.loss):
@@ -115,7 +112,7 @@ class TaskLoss:
     @classmethod
     def parse(cls, options: dict[str, Any]) -> TaskLoss:
         """Make a task loss from the options of its text."""
-        check_options(options, [f.name for f in fields(cls)], NAME)
+        check_options(options, {f.name: f.default for f in fields(cls)}, NAME)
         return cls(**options)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..capture.restore import evaluating
 from ..checks import nearest
+from ..stats import check_labels
 from .many_networks import Stack, orders
 from .recipe import Prepare, Recipe, floats
 
@@ -89,8 +90,7 @@ def refit_head(
             "need features (heads, rows, features) and labels (heads, rows) or (rows,), got "
             f"{tuple(features.shape)} and {tuple(labels.shape)}"
         )
-    if int(labels.min()) < 0 or int(labels.max()) >= classes:
-        raise ValueError(f"labels go from {int(labels.min())} to {int(labels.max())}, but there are {classes} classes")
+    check_labels(labels.flatten(), "labels", classes)
     count, rows, width = features.shape
     labels = labels.expand(count, rows)
     if start is None:
