@@ -530,13 +530,10 @@ def _describe(model: CutModel, form: Form) -> dict[str, Any]:
         return {"shape": list(value.shape[1:]), "dtype": dtype, "mask": is_mask(name, value)}
 
     call = model.cut.example
-    positional = [*zip((*call.names, *[""] * len(call.args)), call.args, strict=False)]
     example = None  # of a model that is called with more than tensors
-    if all(isinstance(value, Tensor) for _, value in (*positional, *call.kwargs.items())):
-        example = {
-            "args": [tensor(name, value) for name, value in positional],
-            "kwargs": {name: tensor(name, value) for name, value in call.kwargs.items()},
-        }
+    if all(isinstance(value, Tensor) for value in (*call.args, *call.kwargs.values())):
+        described = call.map(tensor)
+        example = {"args": list(described.args), "kwargs": described.kwargs}
     return {
         "name": model.name,
         "site": model.cut.site.label,
