@@ -330,7 +330,7 @@ def test_a_users_own_loss() -> None:
 )  # fmt: skip
 def test_bad_options(option: str, value: object) -> None:
     with pytest.raises(ValueError, match=option if option != "start" or value == 3 else "nothing.*random"):
-        TaskLoss(**{option: value})  # type: ignore[arg-type]
+        TaskLoss.parse({option: value})
 
 
 def test_bad_input() -> None:
