@@ -250,9 +250,9 @@ def test_rtd_draws_the_same_rows_of_both_sides() -> None:
     assert float(few.of(x, y)) != pytest.approx(float(rtd.using(rows=20, seed=1).of(x, y)), abs=1e-3)
     sample = Sample.of([x], [y, y + 1])  # a site's distances are made once
     few(sample.paired(0, 0))
-    kept = sample.paired(0, 0).x._kept[("scaled distances", 20, 0)]
+    kept = sample.paired(0, 0).x._made[("scaled distances", 20, 0)]
     few(sample.paired(0, 1))
-    assert sample.paired(0, 1).x._kept[("scaled distances", 20, 0)] is kept
+    assert sample.paired(0, 1).x._made[("scaled distances", 20, 0)] is kept
 
 
 def test_undefined_topology(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -551,12 +551,13 @@ class Pass:
 
     def learnt(self) -> list[dict[StatisticKind, Any]]:
         """What the makers have learned from the first chunk: centres, mostly."""
-        return [{kind: maker.learnt() for kind, maker in of.makers.items()} for of in self._makers.values()]
+        learnt = [{kind: maker.learnt for kind, maker in of.makers.items()} for of in self._makers.values()]
+        return [on_device(of_makers, torch.device("cpu")) for of_makers in learnt]
 
     def learn(self, learnt: list[dict[StatisticKind, Any]]) -> None:
         for of, of_first in zip(self._makers.values(), learnt, strict=True):
             for kind, maker in of.makers.items():
-                maker.learn(of_first[kind])
+                maker.learnt.update(of_first[kind])
 
     def gather(self, ranks: SingleProcess) -> None:
         """Add the statistics of all processes in the first one, in their order."""

@@ -38,7 +38,7 @@ from .products import (
     gram_factor,
     lacks_room,
     largest_number,
-    lock_of,
+    memo,
     near_one,
     once,
     product,

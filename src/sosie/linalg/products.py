@@ -257,6 +257,15 @@ def lock_of(instance: object) -> OwnLock:
     return lock
 
 
+def memo(instance: object, key: object, make: Callable[[], T]) -> T:
+    """`make()`, called once for each key of an instance."""
+    with lock_of(instance):
+        made: dict[object, T] = instance.__dict__.setdefault("_made", {})
+        if key not in made:
+            made[key] = make()
+        return made[key]
+
+
 # Factorisations of dense matrices: by NumPy on a CPU without gradients, on one core if small
 
 SMALL = 1024  # columns up to which more cores are not faster

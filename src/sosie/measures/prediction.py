@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..checks import one_of, positive, whole_number
-from ..linalg import RANK_TOLERANCE, eigen
+from ..linalg import RANK_TOLERANCE, eigen, memo
 from ..stats import Splits
 from ..stats.splits import SplitSide, mean_of
 from .define import define
@@ -101,7 +101,7 @@ class _Training:
         self.s, self.held = s, held
         self.n, self.mean_x = mean_of(counts, [s.x.means[k] for k in folds])
         _, self.mean_y = mean_of(counts, [s.y_means[k] for k in folds])
-        self.values, self.vectors = s.x.memo(("components", held), lambda: _components(s.x, folds, self.mean_x))
+        self.values, self.vectors = memo(s.x, ("components", held), lambda: _components(s.x, folds, self.mean_x))
         cross = torch.stack([s.cross[k] for k in folds]).sum(0)
         for k, n in zip(folds, counts, strict=True):
             cross = torch.addr(cross, s.x.means[k] - self.mean_x, s.y_means[k] - self.mean_y, alpha=n)
@@ -149,8 +149,8 @@ class _Training:
 
     def square(self, fold: int) -> Tensor:
         """(p, p) Σ x xᵀ of a fold about its mean, by principal components."""
-        return self.s.x.memo(
-            ("square", self.held, fold), lambda: self.vectors.T @ self.s.x.squares[fold] @ self.vectors
+        return memo(
+            self.s.x, ("square", self.held, fold), lambda: self.vectors.T @ self.s.x.squares[fold] @ self.vectors
         )
 
 

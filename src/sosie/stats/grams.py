@@ -17,7 +17,7 @@ from torch import Tensor
 from ..checks import paired_rows
 from ..linalg import gram_cuda
 from ..linalg.grams import block_stacks, centred_diagonal, diagonal_part, gram_stack, u_centred, without_diagonal
-from ..linalg.products import with_room
+from .moments import side_of
 from .sampling import orders_within_blocks
 from .views import Alignment, DebiasedAlignment, UncentredAlignment
 
@@ -58,7 +58,7 @@ class GramMaker:
         if block < 4:
             raise ValueError(f"a block needs at least 4 rows, got {block}")
         self.block, self.uncentred, self.tf32 = block, uncentred, tf32
-        self._centre: dict[str, bool] = {}
+        self.learnt: dict[str, bool] = {}  # the sites that are centred first; other processes start from it
 
     def part(self, site: str, rows: Tensor, start: int = 0) -> GramPart:
         if len(rows) < 4:
@@ -70,12 +70,12 @@ class GramMaker:
             also = stacks if self.uncentred else []
             raw = [gram_cuda.gram_blocks(stack, about="nothing", tf32=self.tf32)[0] for stack in also]
             return GramPart([gram for gram, _ in read], [length for _, length in read], raw, few)
-        known = self._centre.get(site)
+        known = self.learnt.get(site)
         raw = [gram_stack(stack) for stack in stacks] if self.uncentred or not known else []
         # This waits for the device, so a GPU does it for the first chunk only; `notice` handles later ones.
         if known is None or not (known or rows.is_cuda):
             worst = max(float(offsets(gram.double()).max()) for gram in raw)
-            known = self._centre[site] = worst > OFFSET_LIMIT
+            known = self.learnt[site] = worst > OFFSET_LIMIT
         if not known:
             return GramPart(raw, [], raw if self.uncentred else [], few)
         means = [stack.mean(1, keepdim=True) for stack in stacks]
@@ -117,17 +117,10 @@ class GramMaker:
             raw_halves=[without_diagonal(_cut_in_two(gram)).flatten(2) for gram in raw],
         )
 
-    def learnt(self) -> dict[str, bool]:
-        """The sites that are centred first, for another process to start from."""
-        return dict(self._centre)
-
-    def learn(self, centred: dict[str, bool]) -> None:
-        self._centre |= centred
-
     def notice(self, site: str, offset: float) -> None:
         """Centre this site from now on if its mean was this far off, which is known later."""
         if offset > OFFSET_LIMIT:
-            self._centre[site] = True
+            self.learnt[site] = True
 
 
 def offsets(gram: Tensor) -> Tensor:
@@ -228,12 +221,8 @@ class Grams:
         seed: int = 0,
     ) -> Grams:
         """From paired rows: (n, p) and (n, q), or a list of sites each."""
-        sides = []
-        for rows in (x, y):
-            maker = GramMaker(block, uncentred)
-            sites = [rows] if isinstance(rows, Tensor) else rows
-            sides.append(maker.side([maker.part(str(k), with_room(site, f"site {k}")) for k, site in enumerate(sites)]))
-        return cls.join(*sides, block=block, draws=draws, seed=seed)
+        a, b = (side_of(GramMaker(block, uncentred), rows) for rows in (x, y))
+        return cls.join(a, b, block=block, draws=draws, seed=seed)
 
     @classmethod
     def join(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..checks import paired_rows
-from ..linalg import JointMoments, cross_product, diagonal_part, once, self_product, with_room
+from ..linalg import JointMoments, cross_product, diagonal_part, memo, once, self_product, with_room
 from .views import (
     Alignment,
     Covariances,
@@ -42,7 +42,7 @@ class MomentMaker:
 
     def __init__(self, products: torch.dtype = torch.float64) -> None:
         self.products = products
-        self._centres: dict[str, Tensor] = {}
+        self.learnt: dict[str, Tensor] = {}  # the centres; another process starts from them, so that sums just add up
 
     def part(self, site: str, rows: Tensor, start: int = 0) -> MomentPart:
         return part_of(*self.about_centre(site, rows))
@@ -51,11 +51,11 @@ class MomentMaker:
         """The provisional centre of a site, and the rows less the centre, in the precision of the products."""
         rows = rows.double() if self.products == torch.float64 or rows.dtype == torch.float64 else rows.float()
         mean = rows.mean(0, dtype=torch.float64)
-        centre = self._centres.get(site)
+        centre = self.learnt.get(site)
         if centre is not None and centre.device != rows.device:  # from another process
-            centre = self._centres[site] = centre.to(rows.device)
-        if centre is None or self._far(rows, mean, centre):
-            centre = self._centres[site] = mean.to(rows.dtype).double()  # so that the subtraction is exact
+            centre = self.learnt[site] = centre.to(rows.device)
+        if centre is None or _is_far(rows, mean, centre):
+            centre = self.learnt[site] = mean.to(rows.dtype).double()  # so that the subtraction is exact
         return centre, rows - centre.to(rows.dtype)
 
     def side(self, parts: Sequence[MomentPart], start: int = 0) -> MomentSide:
@@ -72,17 +72,16 @@ class MomentMaker:
         )
         return MomentSide(torch.cat(rows, dim=1), torch.stack(norms, dim=1), sums)
 
-    def learnt(self) -> dict[str, Tensor]:
-        """The centres, for another process to start from, so that sums are added without moving them."""
-        return {site: centre.cpu() for site, centre in self._centres.items()}
 
-    def learn(self, centres: dict[str, Tensor]) -> None:
-        self._centres |= centres
+def side_of(maker: Any, rows: Tensor | Sequence[Tensor]) -> Any:
+    """The side of paired rows: (n, p), or a list of sites."""
+    sites = [rows] if isinstance(rows, Tensor) else rows
+    return maker.side([maker.part(str(k), with_room(site, f"site {k}")) for k, site in enumerate(sites)])
 
-    @staticmethod
-    def _far(rows: Tensor, mean: Tensor, centre: Tensor) -> bool:
-        spread = (rows - mean.to(rows.dtype)).square().mean(0, dtype=torch.float64).sum()
-        return bool((mean - centre).square().sum() > TOO_FAR**2 * spread)
+
+def _is_far(rows: Tensor, mean: Tensor, centre: Tensor) -> bool:
+    spread = (rows - mean.to(rows.dtype)).square().mean(0, dtype=torch.float64).sum()
+    return bool((mean - centre).square().sum() > TOO_FAR**2 * spread)
 
 
 @dataclass(frozen=True)
@@ -203,12 +202,7 @@ class Moments:
     @classmethod
     def of(cls, x: Tensor | Sequence[Tensor], y: Tensor | Sequence[Tensor]) -> Moments:
         """From paired rows: (n, p) and (n, q), or a list of sites each."""
-        sides = []
-        for rows in (x, y):
-            maker = MomentMaker()
-            sites = [rows] if isinstance(rows, Tensor) else rows
-            sides.append(maker.side([maker.part(str(k), with_room(site, f"site {k}")) for k, site in enumerate(sites)]))
-        return cls.join(*sides)
+        return cls.join(*(side_of(MomentMaker(), rows) for rows in (x, y)))
 
     @classmethod
     def join(cls, a: MomentSide, b: MomentSide) -> Moments:
@@ -251,13 +245,7 @@ class Moments:
 
     def alignment(self, kind: type[Alignment] = Alignment) -> Alignment:
         """Inner products of Gram matrices for every pair of sites."""
-        if kind not in self._alignments:
-            self._alignments[kind] = self._debiased() if kind is DebiasedAlignment else self._biased(kind)
-        return self._alignments[kind]
-
-    @once
-    def _alignments(self) -> dict[type[Alignment], Alignment]:
-        return {}
+        return memo(self, kind, self._debiased if kind is DebiasedAlignment else lambda: self._biased(kind))
 
     def _biased(self, kind: type[Alignment]) -> Alignment:
         """‖Σ x yᵀ‖² about the means, or about the origin if uncentred."""

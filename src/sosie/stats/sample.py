@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,6 +55,7 @@ class SampleMaker:
     def __init__(self, sampler: RowSampler, widest: int | None = None) -> None:
         self.sampler, self.widest = sampler, widest
         self._folds: dict[int, Fold] = {}
+        self.learnt: dict[str, Any] = {}  # always empty, since which rows are drawn depends on their index alone
 
     def part(self, site: str, rows: Tensor, start: int) -> tuple[Tensor, int]:
         """The drawn rows, and how many they were drawn from."""
@@ -67,12 +69,6 @@ class SampleMaker:
         if width not in self._folds:
             self._folds[width] = Fold(width, self.widest, self.sampler.seed)
         return self._folds[width](rows), count
-
-    def learnt(self) -> None:
-        """Nothing, since which rows are drawn depends on their index alone."""
-
-    def learn(self, nothing: None) -> None:
-        pass
 
     def side(self, parts: Sequence[tuple[Tensor, int]], start: int) -> SampleSide:
         seen = paired_rows(*(count for _, count in parts))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,10 +11,9 @@ from torch import Tensor
 
 from ..checks import whole_number
 from ..data.draws import row_bits
-from ..linalg import lock_of, once, self_product
+from ..linalg import memo, once, self_product
 from .moments import MomentMaker, MomentPart, Moments, MomentSide, part_of
 
-T = TypeVar("T")
 FEWEST = 2  # rows of a fold
 _APART = 0xF01D5 << 40  # keeps folds apart from other draws over rows
 
@@ -55,13 +53,6 @@ class SplitSide:
     counts: tuple[int, ...]  # (k,) rows
     means: tuple[Tensor, ...]  # (p,) each
     squares: tuple[Tensor, ...]  # (p, p) each: Σ x xᵀ about the mean of the fold
-    _kept: dict[object, object] = field(default_factory=dict, repr=False)
-
-    def memo(self, key: object, make: Callable[[], T]) -> T:
-        with lock_of(self):
-            if key not in self._kept:
-                self._kept[key] = make()
-            return self._kept[key]  # type: ignore[return-value]
 
     @once
     def length(self) -> Tensor:
@@ -143,6 +134,7 @@ class SplitMaker:
     def __init__(self, folds: int, seed: int, per_input: int = 1) -> None:
         self.of, self.per_input = (folds, seed), per_input
         self.moments = MomentMaker()
+        self.learnt = self.moments.learnt
 
     def part(self, site: str, rows: Tensor, start: int = 0) -> dict[int, MomentPart]:
         index = torch.arange(start, start + len(rows)) // self.per_input
@@ -155,12 +147,6 @@ class SplitMaker:
 
     def side(self, parts: Sequence[dict[int, MomentPart]], start: int = 0) -> SplitChunk:
         return SplitChunk({number: self.moments.side([part[number] for part in parts]) for number in parts[0]}, self.of)
-
-    def learnt(self) -> dict[str, Tensor]:
-        return self.moments.learnt()
-
-    def learn(self, centres: dict[str, Tensor]) -> None:
-        self.moments.learn(centres)
 
 
 @dataclass(frozen=True)
@@ -203,22 +189,19 @@ class SplitMoments:
     def describe(self) -> str:
         return f"moments of all {self.n} rows in {self.of[0]} folds"
 
-    @once
-    def _sides(self) -> dict[int, SplitSide]:
-        return {}
-
     def splits(self, i: int = 0, j: int = 0) -> Splits:
         """The view of site i of A and site j of B."""
         counts = tuple(self.folds[k].n if k in self.folds else 0 for k in range(self.of[0]))
         check_counts(counts)
         joint = [self.folds[number].joint(i, j) for number in range(self.of[0])]
-        with lock_of(self):
-            if i not in self._sides:
-                squares = tuple(m.n * m.cov_aa for m in joint)
-                self._sides[i] = SplitSide(counts, tuple(m.mean_a for m in joint), squares)
+        side = memo(
+            self,
+            i,
+            lambda: SplitSide(counts, tuple(m.mean_a for m in joint), tuple(m.n * m.cov_aa for m in joint)),
+        )
         y_squares = tuple(m.n * m.cov_bb.diagonal() for m in joint)
         cross = tuple(m.n * m.cov_ab for m in joint)
-        return Splits(self._sides[i], tuple(m.mean_b for m in joint), y_squares, cross)
+        return Splits(side, tuple(m.mean_b for m in joint), y_squares, cross)
 
 
 def check_folds(folds: int, seed: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,8 +22,8 @@ from ..linalg import (
     eigenvalues,
     inverse_root,
     leading_count,
-    lock_of,
     loss_of,
+    memo,
     nuclear_norm,
     once,
     product,
@@ -68,14 +68,10 @@ class Scatter:
     n: int
     total: Tensor | None = None  # its trace, if it is known sooner
     tolerance: float | None = None  # share of the largest eigenvalue that counts as 0; None: by precision
-    _kept: dict[object, object] = field(default_factory=dict, repr=False)
 
     def memo(self, key: object, make: Callable[[Scatter], T]) -> T:
         """`make(self)`, made once for all pairs."""
-        with lock_of(self):
-            if key not in self._kept:
-                self._kept[key] = make(self)
-            return self._kept[key]  # type: ignore[return-value]
+        return memo(self, key, lambda: make(self))
 
     @once
     def matrix(self) -> Tensor:
@@ -399,7 +395,6 @@ class SiteRows:
     """The rows of one site, with a cache of what measures derive from them alone."""
 
     rows: Tensor  # (n, p)
-    _kept: dict[object, object] = field(default_factory=dict, repr=False)
     _before: tuple[SiteRows, Shuffle] | None = field(default=None, repr=False)  # the source of shuffled rows
 
     def memo(self, key: object, make: Callable[[Tensor], T], moves: Moves | None = None) -> T:
@@ -407,14 +402,14 @@ class SiteRows:
 
         `moves` says how the result follows when the rows are shuffled, so that it need not be made again.
         """
-        with lock_of(self):
-            if key not in self._kept:
-                if self._before is not None and moves is not None:
-                    original, shuffle = self._before
-                    self._kept[key] = shuffle(original.memo(key, make, moves), moves)  # type: ignore[arg-type]
-                else:
-                    self._kept[key] = make(self.rows if self.rows.requires_grad else self.rows.double())
-            return self._kept[key]  # type: ignore[return-value]
+
+        def made() -> Any:
+            if self._before is not None and moves is not None:
+                original, shuffle = self._before
+                return shuffle(original.memo(key, make, moves), moves)  # type: ignore[arg-type]
+            return make(self.rows if self.rows.requires_grad else self.rows.double())
+
+        return memo(self, key, made)
 
     def shuffled(self, shuffle: Shuffle) -> SiteRows:
         return SiteRows(self.rows[shuffle.order], _before=(self, shuffle))
