@@ -253,7 +253,6 @@ class Batches:
     def __init__(self, data: Any) -> None:
         self._data = data
         self._used = False
-        self.total = _total(data)
         if isinstance(data, (Tensor, np.ndarray, Mapping)) or is_text(data):
             whole, count = with_tensors(data), count_inputs(data)
             self._data = [cut(whole, start, min(start + BATCH, count)) for start in range(0, count, BATCH)]
@@ -267,30 +266,25 @@ class Batches:
                 "one batch: give [(x, y)], TensorDataset(x, y) or a dict {'input_ids': …, 'attention_mask': …}; or a "
                 "list if each part is a batch"
             )
+        self.total = _total(self._data)
         self.size, self.read = (0, None) if self.total is None else _random_access(self._data)
 
     def __iter__(self) -> Iterator[Any]:
-        for batch, _ in self._counted():
-            yield batch
-
-    def kept(self, batch: Any) -> Any:
-        """Return a batch that is kept while others are read: a copy if the data may reuse one buffer for all."""
-        return batch if isinstance(self._data, (list, tuple, DataLoader)) else copied(batch)
-
-    def _counted(self) -> Iterator[tuple[Any, int]]:
         stream = iter(self._data)
         if stream is self._data and self._used:
             raise ValueError("the data are a one-shot iterator that was read before: give a list or a DataLoader")
         self._used = True
         empty = True
-        for raw in stream:
-            batch = with_tensors(raw)
-            count = count_inputs(batch)
-            if count:
+        for batch in map(with_tensors, stream):
+            if count_inputs(batch):
                 empty = False
-                yield batch, count
+                yield batch
         if empty:
             raise ValueError("the data yielded no inputs")
+
+    def kept(self, batch: Any) -> Any:
+        """Return a batch that is kept while others are read: a copy if the data may reuse one buffer for all."""
+        return batch if isinstance(self._data, (list, tuple, DataLoader)) else copied(batch)
 
 
 def recut(
@@ -370,7 +364,8 @@ def _spans(total: int, size: int, end: int, *, block: int | None, skip: int, lar
 def _bounded(source: Batches, skip: int, max_rows: int | None) -> Iterator[tuple[int, Chunk]]:
     """Yield the size of each loaded batch and its part between skip and max_rows."""
     seen = 0
-    for batch, count in source._counted():
+    for batch in source:
+        count = count_inputs(batch)
         first = min(max(skip - seen, 0), count)
         last = count if max_rows is None else min(count, max_rows - seen)
         if first < last:
@@ -432,16 +427,13 @@ def _is_map_style(data: Any) -> bool:
 
 
 def _total(data: Any) -> int | None:
+    """Return the number of inputs in these batches if it is known before they are read."""
     try:
         if isinstance(data, DataLoader):
             if data.batch_size is None:
                 return None  # the data set or a custom sampler makes the batches
             inputs = len(data.dataset if isinstance(data.dataset, IterableDataset) else data.sampler)  # type: ignore[arg-type]
             return inputs // data.batch_size * data.batch_size if data.drop_last else inputs
-        if isinstance(data, (Tensor, np.ndarray, Mapping)) or is_text(data):
-            return count_inputs(data)
-        if isinstance(data, Dataset) or _is_map_style(data):
-            return len(data)
         if isinstance(data, (list, tuple)):
             return sum(count_inputs(with_tensors(batch)) for batch in data)
         if isinstance(getattr(data, "total", None), int):

@@ -5,7 +5,8 @@ Feeding a module of one model with what its counterpart in another was given is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from .batches import named_arguments
 from .restore import every_module_called
-from .sites import OUTPUT, Names, SilentSite, at_path, find_name, label_of, parts_of, path_to_tensor, replaced, unwrap
+from .sites import OUTPUT, Names, SilentSite, at_path, find_name, label_of, path_to_tensor, replaced, tensors_at, unwrap
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 Path = tuple[Any, ...]
@@ -109,25 +110,22 @@ def calls_inside(model: nn.Module, label: str, arguments: Arguments) -> list[See
         for name, module in names.unique().items()
         if module is not parent and not isinstance(module, torch.jit.ScriptModule)
     ]
-    counts: dict[nn.Module, int] = {}
+    counts: Counter[nn.Module] = Counter()
     depth, inside, seen = 0, False, []
 
-    def enter_home(module: nn.Module, args: Any) -> None:
-        nonlocal inside
-        counts[module] = counts.get(module, 0) + 1
-        inside |= counts[module] == (call or 1)
-
-    def leave_home(module: nn.Module, args: Any, output: Any) -> None:
-        nonlocal inside
-        inside &= counts[module] != (call or 1)
-
     def enter(module: nn.Module, args: Any) -> None:
-        nonlocal depth
-        counts[module] = counts.get(module, 0) + 1
-        depth += inside
+        nonlocal depth, inside
+        counts[module] += 1
+        if module is parent:
+            inside |= counts[module] == (call or 1)
+        else:
+            depth += inside
 
     def leave(module: nn.Module, args: Any, output: Any) -> None:
-        nonlocal depth
+        nonlocal depth, inside
+        if module is parent:
+            inside &= counts[module] != (call or 1)
+            return
         depth -= inside
         path = path_to_tensor(output)
         if inside and not depth and path is not None:
@@ -136,9 +134,7 @@ def calls_inside(model: nn.Module, label: str, arguments: Arguments) -> list[See
             seen.append(Seen(own, tuple(tensor.shape), tensor.dtype, tensor.detach().clone()))
 
     with every_module_called(model), ExitStack() as stack:
-        stack.callback(parent.register_forward_pre_hook(enter_home).remove)
-        stack.callback(parent.register_forward_hook(leave_home).remove)
-        for module in inner:
+        for module in (parent, *inner):
             stack.callback(module.register_forward_pre_hook(enter).remove)
             stack.callback(module.register_forward_hook(leave).remove)
         args, kwargs = arguments
@@ -246,15 +242,6 @@ class CallRecorder:
 
         output = run_around(self.model, self.labels, arguments, enter=enter, leave=leave)
         return calls, output, versions
-
-
-def tensors_at(structure: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    """Every tensor in a structure, with the keys that lead to it."""
-    if isinstance(structure, Tensor):
-        yield path, structure
-        return
-    for key, part in parts_of(structure, ()):
-        yield from tensors_at(part, (*path, key))
 
 
 # Feeding a module with what another was given

@@ -430,11 +430,18 @@ def unshared(output: Any) -> Any:
     return replaced(output, path, at_path(output, path).clone())
 
 
+def tensors_at(structure: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    """Yield every tensor in a structure, with the keys that lead to it."""
+    if isinstance(structure, Tensor):
+        yield path, structure
+        return
+    for key, part in parts_of(structure, ()):
+        yield from tensors_at(part, (*path, key))
+
+
 def tensors_in(output: Any) -> list[Tensor]:
     """Return every tensor in an output of any structure."""
-    if isinstance(output, Tensor):
-        return [output]
-    return [tensor for _, part in parts_of(output, ()) for tensor in tensors_in(part)]
+    return [tensor for _, tensor in tensors_at(output)]
 
 
 def parts_of(output: Any, preferred: Sequence[str]) -> list[tuple[Any, Any]]:

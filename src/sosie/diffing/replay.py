@@ -30,11 +30,20 @@ from ..capture.calls import (
     matched,
     run_around,
     some_inputs,
-    tensors_at,
     with_output_reserved,
 )
 from ..capture.restore import is_compiled, modules_of, state_of
-from ..capture.sites import Names, ancestors, at_path, find_name, parts_of, path_to_tensor, replaced, split_call
+from ..capture.sites import (
+    Names,
+    ancestors,
+    at_path,
+    find_name,
+    parts_of,
+    path_to_tensor,
+    replaced,
+    split_call,
+    tensors_at,
+)
 from ..engine.network import OUTPUT, AsExported, Network
 from ..models.values import NotSaved, ValueModel, value_model_in
 from ..process_state import kept_random_state, products
