@@ -12,8 +12,8 @@ import torch
 from threadpoolctl import threadpool_info
 
 import sosie
-from sosie.linalg import eigen, eigenvalues, lock_of, once, side_by_side, singular, singular_values, triangular_inverse
-from sosie.linalg.products import SMALL, _blas, one_thread
+from sosie.linalg import eigen, eigenvalues, once, side_by_side, singular, singular_values, triangular_inverse
+from sosie.linalg.products import SMALL, _blas, lock_of, one_thread
 
 
 def blas_threads() -> list[int]:

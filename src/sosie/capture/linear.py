@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -461,7 +461,6 @@ def check_linear(name: str, rows: Tensor) -> None:
 @contextmanager
 def _placed(model: nn.Module, places: list[str]) -> Iterator[None]:
     """Record which modules are being called, so that errors can name them."""
-    handles = []
 
     def enter(text: str, *_: Any) -> None:
         places.append(text)
@@ -469,13 +468,10 @@ def _placed(model: nn.Module, places: list[str]) -> Iterator[None]:
     def leave(*_: Any) -> None:
         places.pop()
 
-    try:
+    with ExitStack() as stack:
         for name, module in Names.of(model).unique().items():
             kind = type(module).__name__
             text = f"{name!r} ({kind})" if name else f"the model's own forward ({kind})"
-            handles.append(module.register_forward_pre_hook(partial(enter, text), prepend=True))
-            handles.append(module.register_forward_hook(leave, always_call=True))
+            stack.callback(module.register_forward_pre_hook(partial(enter, text), prepend=True).remove)
+            stack.callback(module.register_forward_hook(leave, always_call=True).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -127,7 +127,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 def _evaluate(model: nn.Module, modules: Iterable[nn.Module], parameters: Iterable[nn.Parameter]) -> None:
     """Set eval mode unless it is set already: setting hundreds of flags takes almost a millisecond."""
-    if any(parameter.is_meta for parameter in parameters) and not _is_placed(modules):
+    # accelerate brings the weights of a layer with `_hf_hook` from memory or disk when the layer is called.
+    if any(p.is_meta for p in parameters) and not any(hasattr(module, "_hf_hook") for module in modules):
         name = next(name for name, parameter in model.named_parameters() if parameter.is_meta)
         raise ValueError(f"{name} is on the meta device, which holds no numbers: load the weights first")
     for module in modules:
@@ -141,11 +142,6 @@ def _evaluate(model: nn.Module, modules: Iterable[nn.Module], parameters: Iterab
                 f"this {type(model).__name__} cannot be put into evaluation mode: if torch.export made it, give the "
                 "ExportedProgram itself or the model that was exported"
             ) from error
-
-
-def _is_placed(modules: Iterable[nn.Module]) -> bool:
-    """Return whether accelerate brings the weights of a layer from memory or disk when the layer is called."""
-    return any(hasattr(module, "_hf_hook") for module in modules)
 
 
 def _parts(model: nn.Module) -> tuple[list[nn.Module], list[nn.Parameter]]:

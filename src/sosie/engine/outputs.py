@@ -520,11 +520,11 @@ class OutputPass:
 
     def learnt(self) -> list[tuple[str, int | None]]:
         """What the readers have learned from the first outputs: classes, probabilities, numbers."""
-        return [reader.learnt() for reader in self._readers]
+        return [(reader.kind, reader.width) for reader in self._readers]
 
     def learn(self, learnt: list[tuple[str, int | None]]) -> None:
         for reader, of_first in zip(self._readers, learnt, strict=True):
-            reader.learn(of_first)
+            reader.kind, reader.width = of_first
 
     def _about_parts(self, stream: Stream) -> dict[str, str]:
         """The facts that processes which share the work must have in common."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -54,6 +54,8 @@ def gram_blocks(stack: Tensor, *, about: About, tf32: bool) -> tuple[Tensor, Ten
     float32 (three TF32 products each); where TF32 would do, those of very many differences from a first row are
     bfloat16.
     """
+    from .gram_kernel import gram  # needs Triton
+
     blocks, b, width = stack.shape
     if about != "first" and b > TILE:
         raise ValueError(f"blocks of {b} rows about {about!r}: {TILE} rows at most")
@@ -71,7 +73,7 @@ def gram_blocks(stack: Tensor, *, about: About, tf32: bool) -> tuple[Tensor, Ten
     # One more entry than the matrix needs holds the length, so that one sum over the splits gives both.
     parts = torch.empty(blocks, splits, b * b + 1, dtype=torch.float32, device=stack.device)
     with torch.cuda.device(stack.device):
-        _kernel()[(programs, splits)](
+        gram[(programs, splits)](
             stack, parts, b, width, span, stack.stride(0), stack.stride(1), programs // blocks,
             ROWS=max(16, min(TILE, 1 << (b - 1).bit_length())), COLUMNS=columns, ABOUT=about, ALONE=tiles == 1,
             PRECISION=precision, num_warps=WARPS, num_stages=STAGES,
@@ -90,10 +92,3 @@ def _device(device: torch.device) -> tuple[int, bool]:
 def _whole(number: int, part: int) -> int:
     """The number of parts that hold a number."""
     return -(-number // part)
-
-
-@cache
-def _kernel() -> Any:
-    from .gram_kernel import gram
-
-    return gram

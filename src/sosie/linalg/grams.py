@@ -292,7 +292,9 @@ class _Gram(torch.autograd.Function):
         if gram_cuda.suits(rows[None]):
             gram, size = gram_cuda.gram_blocks(rows[None], about="mean" if centre else "nothing", tf32=False)
         else:
-            gram, size = _by_strips(rows, centre)[None], len(rows) * squared_sizes(rows[:1])
+            parts = (centred_rows(part) if centre else widened(part) for part in _strips(rows))
+            gram = reduce(torch.add, (gram_stack(part.contiguous()[None]) for part in parts))
+            size = len(rows) * squared_sizes(rows[:1])
         return gram, size
 
     @staticmethod
@@ -315,11 +317,6 @@ class _Gram(torch.autograd.Function):
             part = part.to(digits) - part[:1] if ctx.centre else part.to(digits)
             strips.append(torch.addmm(part[:1], pull, part, beta=0, alpha=2).to(rows.dtype))
         return strips[0] if len(strips) == 1 else torch.cat(strips, dim=1), None
-
-
-def _by_strips(rows: Tensor, centre: bool) -> Tensor:
-    parts = (centred_rows(part) if centre else widened(part) for part in _strips(rows))
-    return reduce(torch.add, (gram_stack(part.contiguous()[None])[0] for part in parts))
 
 
 def _strips(rows: Tensor) -> tuple[Tensor, ...]:

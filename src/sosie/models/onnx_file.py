@@ -308,7 +308,8 @@ def _homes(node: Any) -> dict[str, str]:
     if SCOPES in about:
         names, kinds = (re.findall(r"'([^']*)'", about.get(key, "")) for key in (SCOPES, CLASSES))
         inner = zip(names[1:-1], kinds[1:-1], strict=False)  # between the model and the operation
-        return {_label(name): kind.rpartition(".")[2] for name, kind in inner}
+        # torch's exporter writes a later call of a module as `mix@1`
+        return {name.replace("@", "_call_"): kind.rpartition(".")[2] for name, kind in inner}
     if not node.name.startswith("/"):
         return {}
     homes, name = {}, ""
@@ -326,11 +327,6 @@ def _is_fused(node: Any) -> bool:
     Its value is neither that of the convolution nor, by its name, that of the normalisation.
     """
     return node.op_type == "Conv" and node.name.startswith("/") and node.input[1].startswith("onnx::Conv")
-
-
-def _label(name: str) -> str:
-    """A later call of a module, which torch's exporter writes as `mix@1`, as a name."""
-    return name.replace("@", "_call_")
 
 
 def _read_by(node: Any) -> list[str]:

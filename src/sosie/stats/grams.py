@@ -179,6 +179,12 @@ def _rows(sizes: tuple[tuple[int, ...], ...]) -> int:
 GROUPS = 32  # groups of blocks whose sums are kept apart for the jackknife
 
 
+def _added(a: T, b: T) -> T:
+    """The sum of two dataclasses, field by field; None stays None."""
+    pairs = [(getattr(a, field.name), getattr(b, field.name)) for field in fields(a)]  # type: ignore[arg-type]
+    return type(a)(*(None if x is None else x + y for x, y in pairs))
+
+
 @dataclass(frozen=True)
 class Grams:
     """Block sums over paired rows of all sites of two sides; `merge` adds other blocks."""
@@ -397,8 +403,7 @@ class PairSums:
             by_group(torch.cat([torch.bmm(x, y.transpose(1, 2)) for x, y in zip(xs, ys, strict=True)]), groups),
         )
 
-    def __add__(self, other: PairSums) -> PairSums:
-        return _added(self, other)
+    __add__ = _added
 
     def total(self, jackknife: bool, drawn: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """(A, 1), (1, B), (A, B): the sums over all groups or, with a first dimension, over all but each.
@@ -417,12 +422,6 @@ def by_group(blocks: Tensor, groups: Tensor) -> Tensor:
 def over_groups(grouped: Tensor, jackknife: bool) -> Tensor:
     """The sum over all groups, or (G, …) over all but each."""
     return grouped.sum(0) - grouped if jackknife else grouped.sum(0)
-
-
-def _added(a: T, b: T) -> T:
-    """The sum of two dataclasses, field by field; None stays None."""
-    pairs = [(getattr(a, field.name), getattr(b, field.name)) for field in fields(a)]  # type: ignore[arg-type]
-    return type(a)(*(None if x is None else x + y for x, y in pairs))
 
 
 # Drift shows whether rows come in an order: blocks of consecutive rows cannot handle data sorted by class
@@ -447,8 +446,7 @@ class Drift:
             by_block += stack.reshape(count, b, *rows.shape[1:]).sum(1).square().sum(0) / b
         return cls(rows.sum(0), rows.square().sum(0), by_block)
 
-    def __add__(self, other: Drift) -> Drift:
-        return _added(self, other)
+    __add__ = _added
 
     def ratios(self, n: int, blocks: int) -> Tensor:
         """(S,): the variance between blocks over that within, by degrees of freedom; about 1 for rows in no order."""

@@ -132,14 +132,8 @@ class SideSums:
         )
 
     def plus(self, other: SideSums) -> SideSums:
-        return replace(
-            self,
-            total=self.total + other.total,
-            length=self.length + other.length,
-            cube=self.cube + other.cube,
-            fourth=self.fourth + other.fourth,
-            squares=tuple(a + b for a, b in zip(self.squares, other.squares, strict=True)),
-        )
+        sums = {name: getattr(self, name) + getattr(other, name) for name in ("total", "length", "cube", "fourth")}
+        return replace(self, **sums, squares=tuple(a + b for a, b in zip(self.squares, other.squares, strict=True)))
 
     def traces(self, n: int) -> Tensor:
         """(S,): Σ‖x − μ‖² of each site."""
@@ -345,12 +339,6 @@ class Moments:
                 f"and {other.a.widths} x {other.b.widths}"
             )
         other = other.about(self.a.centre, self.b.centre)
-        return Moments(
-            n=self.n + other.n,
-            a=self.a.plus(other.a),
-            b=self.b.plus(other.b),
-            cross=self.cross + other.cross,
-            weighted_x=self.weighted_x + other.weighted_x,
-            weighted_y=self.weighted_y + other.weighted_y,
-            lengths=self.lengths + other.lengths,
-        )
+        added = ("n", "cross", "weighted_x", "weighted_y", "lengths")
+        sums = {name: getattr(self, name) + getattr(other, name) for name in added}
+        return Moments(a=self.a.plus(other.a), b=self.b.plus(other.b), **sums)

@@ -128,15 +128,8 @@ class Reader:
 
     def __init__(self, name: str, kind: str = "auto") -> None:
         self.name, self.kind, self._given = name, one_of(kind, "kind", OUTPUT_KINDS), kind != "auto"
-        self._width: int | None = None
+        self.width: int | None = None  # that of the first batch
         self.small: int | None = 0  # how many numbers there were, while all lay between 0 and 1; None: not all do
-
-    def learnt(self) -> tuple[str, int | None]:
-        """The kind and width that the first batch decided, for another process to start from."""
-        return self.kind, self._width
-
-    def learn(self, decided: tuple[str, int | None]) -> None:
-        self.kind, self._width = decided
 
     def read(self, outputs: Tensor, keep: Tensor | None = None) -> Answers:
         """Read (n,) labels or numbers, (n, classes) logits or probabilities, or (n, d) numbers.
@@ -158,9 +151,9 @@ class Reader:
         if self.kind == "logits" and not self._given and self.small is not None:
             self.small = self.small + outputs.numel() if _between_0_and_1(outputs) else None
         answers = self._answers(outputs)
-        if self._width not in (None, answers.width):
-            raise ValueError(f"{self.name}: {answers.width} outputs per input, but {self._width} in an earlier batch")
-        self._width = answers.width
+        if self.width not in (None, answers.width):
+            raise ValueError(f"{self.name}: {answers.width} outputs per input, but {self.width} in an earlier batch")
+        self.width = answers.width
         return answers
 
     def guess_of_tokens(self, outputs: Tensor, keep: Tensor | None) -> None:
