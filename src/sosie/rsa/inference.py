@@ -17,7 +17,7 @@ from torch import Tensor
 from ..checks import one_of, whole_number
 from ..measures.dissimilarities import COMPARATORS, KENDALL, kendall, row_sums, whitened
 from ..notebook import html_facts
-from .rdms import Array, RDMs, comparator, compare_rdms, same_stimuli
+from .rdms import Array, RDMs, comparator, compare_rdms, new_figure, same_stimuli
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,6 +27,7 @@ BOOTSTRAPS = ("stimuli", "subjects", "both")
 CORRECTIONS = ("holm", "bonferroni", "fdr", "none")
 LEAST = 3  # different stimuli, or subjects, of which anything can be estimated
 REDRAWN = 0.25  # of the bootstrap draws, at most, for lack of a value; more would bias the spread
+BAR, BAND = "#2f5fa8", "#c9c6bd"  # of a plot
 
 
 @dataclass(frozen=True)
@@ -109,10 +110,21 @@ class Evaluation:
         ]
 
     def plot(self) -> Figure:
-        """A matplotlib figure: a bar for each model with its interval, and the noise ceiling."""
-        from .plots import plot_evaluation
-
-        return plot_evaluation(self)
+        """A matplotlib figure: a bar for each model with its 95 % interval, and the noise ceiling as a band."""
+        figure = new_figure(1.8 + 0.9 * len(self.names), 4)
+        axes = figure.add_subplot()
+        places = np.arange(len(self.names))
+        axes.bar(places, self.values, width=0.7, color=BAR)
+        reach = np.array([self.values - self.low, self.high - self.values])
+        axes.errorbar(places, self.values, reach, fmt="none", ecolor="black", capsize=3, linewidth=1)
+        if self.ceiling is not None:
+            axes.axhspan(*self.ceiling, color=BAND, zorder=0, label="noise ceiling")
+            axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(0, 1.1))
+        axes.axhline(0, color="black", linewidth=0.8)
+        axes.set_xticks(places, self.names, rotation=45, ha="right", parse_math=False)
+        axes.set_ylabel(self.compare.replace("_", " "))
+        axes.spines[["top", "right"]].set_visible(False)
+        return figure
 
     def _about(self) -> dict[str, str]:
         about = {}

@@ -14,6 +14,7 @@ import torch
 
 from ..capture import number_array, open_activations
 from ..checks import listed, matching, nearest, one_of
+from ..factory import import_library
 from ..files import CHECKED, DamagedFile, check_schema, read_tensors, reading, write_tensors
 from ..linalg import upper_triangle
 from ..measures.dissimilarities import COMPARATORS, DISSIMILARITIES, KENDALL, kendall, to_length
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 UNEVEN = 1e-6  # of the largest entry of a given matrix: more than this is no rounding
+LABELLED = 30  # stimuli whose names fit an axis
 KIND, VERSION = "rdms", CHECKED
 _ABOUT = {"stimuli": [str], "names": [str], "dissimilarity": str}
 
@@ -171,10 +173,24 @@ class RDMs:
         return replace(self, values=self.values.mean(0, keepdims=True), names=(name,))
 
     def plot(self, names: str | Iterable[str] = "*") -> Figure:
-        """A matplotlib figure with a heat map of each RDM, on a common scale."""
-        from .plots import plot_rdms
-
-        return plot_rdms(self[names])
+        """A matplotlib figure with a heat map of each RDM, on a common scale; bright is far apart."""
+        rdms = self[names]
+        columns = min(len(rdms), 4)
+        rows = -(-len(rdms) // columns)
+        figure = new_figure(2.6 * columns + 1, 2.8 * rows)
+        panels = figure.subplots(rows, columns, squeeze=False)
+        low, high = min(0.0, float(rdms.values.min())), float(rdms.values.max())
+        for axes in panels.flat[len(rdms) :]:
+            axes.set_axis_off()
+        for axes, name, square in zip(panels.flat, rdms.names, rdms.matrices, strict=False):
+            image = axes.imshow(square, vmin=low, vmax=high, cmap="viridis", interpolation="nearest")
+            axes.set_title(name, parse_math=False, fontsize=9)
+            ticks = range(len(rdms.stimuli)) if len(rdms.stimuli) <= LABELLED else ()
+            for axis in (axes.xaxis, axes.yaxis):
+                axis.set_ticks(list(ticks), [rdms.stimuli[k] for k in ticks], fontsize=6, parse_math=False)
+            axes.tick_params(axis="x", rotation=90)
+        figure.colorbar(image, ax=panels, fraction=0.04, label=rdms.dissimilarity.replace("_", " ") or "dissimilarity")
+        return figure
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write a .safetensors file, which `RDMs.load` reads."""
@@ -235,3 +251,9 @@ def same_stimuli(a: RDMs, b: RDMs) -> None:
 
 def comparator(name: str) -> str:
     return one_of(name, "compare", (*COMPARATORS, *KENDALL))
+
+
+def new_figure(width: float, height: float) -> Any:
+    """A figure outside pyplot's global state, which works without a display."""
+    matplotlib = import_library("matplotlib.figure", "a plot", extra="plots")
+    return matplotlib.Figure(figsize=(width, height), layout="constrained")
