@@ -478,11 +478,9 @@ class CallArguments:
         return self.map(lambda name, leaf: name)
 
     def count(self) -> int:
-        """Return the number of inputs."""
         return count_inputs((self.args, self.kwargs))
 
     def inputs(self, start: int, stop: int) -> CallArguments:
-        """Return the inputs from start to stop."""
         return self.map(lambda _, leaf: leaf[start:stop])
 
 
@@ -625,7 +623,6 @@ def _check_other_masks(model: nn.Module, masks: Sequence[Tensor]) -> None:
 
 
 def is_mask(name: str) -> bool:
-    """Return whether an argument of this name is a mask."""
     return name == "mask" or name.endswith("_mask")
 
 

@@ -266,7 +266,6 @@ def _regrouped(axes: list[_Axis], shape: list[int]) -> list[_Axis] | None:
 
 
 def _resized(axes: list[_Axis], shape: list[int]) -> list[_Axis]:
-    """Return the axes with other sizes."""
     return [
         axis if axis.size == size else _Axis.of(size, axis.whole and axis.holds_any)
         for axis, size in zip(axes, shape, strict=True)

@@ -252,7 +252,6 @@ class OwnLock:
 
 
 def lock_of(instance: object) -> OwnLock:
-    """The lock of an instance, for values that are made once."""
     lock: OwnLock = instance.__dict__.setdefault("_lock", OwnLock())
     return lock
 

@@ -191,6 +191,7 @@ class Moments:
     # The rows, or a sample of them, if they were kept: for sites whose covariance does not show all directions.
     rows: Sample | None = field(default=None, repr=False, compare=False, metadata={"kept": False})
 
+    exact = True  # no row is left out
     supplies = frozenset({Alignment, DebiasedAlignment, UncentredAlignment, Covariances, Neurons})
 
     @classmethod
@@ -210,10 +211,6 @@ class Moments:
             weighted_y=a.norms.T @ b.rows.double(),
             lengths=a.norms.T @ b.norms,
         )
-
-    @property
-    def exact(self) -> bool:
-        return True
 
     @property
     def widths(self) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -103,9 +103,11 @@ class Answers:
         return torch.log_softmax(scores, 1) if self.kind == "logits" else (scores / scores.sum(1, keepdim=True)).log()
 
     def log_p_by_slice(self) -> Iterator[Tensor]:
-        """The log-probabilities of tokens, of some at a time."""
+        """The log-probabilities of all inputs, or of some tokens at a time."""
         assert self.scores is not None
-        assert self.tokens is not None
+        if self.tokens is None:
+            yield self.log_p  # type: ignore[misc]
+            return
         for some in self.tokens.split(max(1, TOKEN_SLICE // self.width)):
             yield self._log(self.scores[some].double())
 
@@ -391,7 +393,9 @@ class OutputSums:
             matches |= {"right_a": right_a, "right_b": right_b, "both_right": right_a & right_b}
         sums = {"n": n} | {name: by_group(match.double(), groups) for name, match in matches.items()}
         if only in (None, Distributions) and a.scores is not None and b.scores is not None:
-            sums["divergence"] = by_group(_divergences(a, b), groups)
+            slices = zip(a.log_p_by_slice(), b.log_p_by_slice(), strict=True)
+            divergences = [jensen_shannon_bits(p, q) for p, q in slices]
+            sums["divergence"] = by_group(torch.cat([a.scores.new_zeros(0).double(), *divergences]), groups)
         classes = _classes(a, b) or 0
         predicted = torch.bincount(a.predicted, minlength=classes), torch.bincount(b.predicted, minlength=classes)
         return cls((a.kind, b.kind), (a.width, b.width), sums, _as_long(*predicted), None, (a.ties, b.ties), inputs)
@@ -461,15 +465,6 @@ class OutputSums:
             (self.ties[0] + other.ties[0], self.ties[1] + other.ties[1]),
             self.inputs + other.inputs,
         )
-
-
-def _divergences(a: Answers, b: Answers) -> Tensor:
-    if a.tokens is None:
-        assert a.log_p is not None
-        assert b.log_p is not None
-        return jensen_shannon_bits(a.log_p, b.log_p)
-    slices = zip(a.log_p_by_slice(), b.log_p_by_slice(), strict=True)
-    return torch.cat([a.tokens.new_zeros(0).double(), *(jensen_shannon_bits(p, q) for p, q in slices)])
 
 
 def jensen_shannon_bits(log_p: Tensor, log_q: Tensor) -> Tensor:

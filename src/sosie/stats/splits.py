@@ -156,6 +156,7 @@ class SplitMoments:
     folds: dict[int, Moments]
     of: tuple[int, int]  # folds, seed
 
+    exact = True  # no row is left out
     supplies = frozenset({Splits})
 
     @classmethod
@@ -181,10 +182,6 @@ class SplitMoments:
         for part in rest:
             first = first.merge(part)
         return first
-
-    @property
-    def exact(self) -> bool:
-        return True
 
     def describe(self) -> str:
         return f"moments of all {self.n} rows in {self.of[0]} folds"
