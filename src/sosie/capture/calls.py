@@ -198,50 +198,40 @@ def some_inputs(call: Call, start: int, stop: int, *, of: int) -> Call:
     return replace(call, arguments=part(call.arguments), output=part(call.output))
 
 
-class CallRecorder:
-    """Records the calls of modules, with copies of the tensors that the model overwrites later.
+def record_calls(
+    model: nn.Module, labels: Sequence[str], arguments: Callable[[], Arguments], overwritten: set[Path]
+) -> tuple[dict[str, Call], Any]:
+    """One forward: the calls by label, in the order in which they ended, and the model's output.
 
-    Which these are shows in the tensors' version counters once the forward is over; it is then run again.
+    `arguments` makes those of the model anew for each forward, which may change them. Tensors that the model overwrites
+    later are copied: which these are shows in their version counters once the forward is over. It is then run again,
+    and they are added to `overwritten`, for the next call of this function too.
     """
+    given: dict[str, Arguments] = {}
+    calls: dict[str, Call] = {}
+    versions: dict[Path, tuple[Tensor, int]] = {}
 
-    def __init__(self, model: nn.Module, labels: Sequence[str]) -> None:
-        self.model, self.labels = model, labels
-        self._overwritten: set[Path] = set()
+    def kept(structure: Any, key: Path) -> Any:
+        for path, tensor in tensors_at(structure):
+            if tensor.is_inference() or (*key, path) in overwritten:
+                structure = replaced(structure, path, tensor.clone())
+            else:
+                versions[(*key, path)] = tensor, tensor._version
+        return structure
 
-    def run(self, arguments: Callable[[], Arguments]) -> tuple[dict[str, Call], Any]:
-        """One forward: the calls by label, in the order in which they ended, and the model's output.
+    def enter(label: str, module: nn.Module, arguments: Arguments) -> None:
+        given[label] = kept(arguments, (label, "given"))
 
-        `arguments` makes those of the model anew for each forward, which may change them.
-        """
-        while True:
-            calls, output, versions = self._run(arguments())
-            changed = {key for key, (tensor, version) in versions.items() if tensor._version != version}
-            if not changed:
-                return calls, output
-            self._overwritten |= changed
+    def leave(label: str, module: nn.Module, output: Any) -> None:
+        given_here = given.pop(label)
+        calls[label] = Call(names_of(module, given_here), given_here, kept(output, (label, "returned")))
 
-    def _run(self, arguments: Arguments) -> tuple[dict[str, Call], Any, dict[Path, tuple[Tensor, int]]]:
-        given: dict[str, Arguments] = {}
-        calls: dict[str, Call] = {}
-        versions: dict[Path, tuple[Tensor, int]] = {}
-
-        def kept(structure: Any, key: Path) -> Any:
-            for path, tensor in tensors_at(structure):
-                if tensor.is_inference() or (*key, path) in self._overwritten:
-                    structure = replaced(structure, path, tensor.clone())
-                else:
-                    versions[(*key, path)] = tensor, tensor._version
-            return structure
-
-        def enter(label: str, module: nn.Module, arguments: Arguments) -> None:
-            given[label] = kept(arguments, (label, "given"))
-
-        def leave(label: str, module: nn.Module, output: Any) -> None:
-            given_here = given.pop(label)
-            calls[label] = Call(names_of(module, given_here), given_here, kept(output, (label, "returned")))
-
-        output = run_around(self.model, self.labels, arguments, enter=enter, leave=leave)
-        return calls, output, versions
+    output = run_around(model, labels, arguments(), enter=enter, leave=leave)
+    changed = {key for key, (tensor, version) in versions.items() if tensor._version != version}
+    if not changed:
+        return calls, output
+    overwritten |= changed
+    return record_calls(model, labels, arguments, overwritten)
 
 
 # Feeding a module with what another was given

@@ -22,12 +22,12 @@ from ..capture.calls import (
     Argument,
     Arguments,
     Call,
-    CallRecorder,
     Seen,
     answering_as,
     fed,
     like_own,
     matched,
+    record_calls,
     run_around,
     some_inputs,
     with_output_reserved,
@@ -175,12 +175,12 @@ class Subject(Network):
 
     def recorder(self, labels: Sequence[str]) -> Callable[[Chunk], tuple[dict[str, Call], Any, TokenMasks]]:
         """A function from inputs to the calls of these modules, the answer, and the masks of padded tokens."""
-        recorder = CallRecorder(self.model, labels)
+        overwritten: set[Any] = set()  # the tensors that the model overwrites, known after the first forward
 
         def run(chunk: Chunk) -> tuple[dict[str, Call], Any, TokenMasks]:
             with self.undone(), self._named_in_errors(chunk):
                 masks = self.masks(chunk.batch, *self.arguments(chunk))
-                return *recorder.run(lambda: self.arguments(chunk)), masks
+                return *record_calls(self.model, labels, lambda: self.arguments(chunk), overwritten), masks
 
         return run
 
