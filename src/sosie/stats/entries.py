@@ -74,10 +74,39 @@ class Entries:
         dtype = coarser(a.dtype, b.dtype)
         rtol = RTOL.get(dtype, 1.3e-6) if rtol is None else rtol
         atol = ATOL.get(dtype, 1e-5) if atol is None else atol
-        sums = _Sums(a, rtol, atol)
-        for piece in pieces(a, b, keep):
-            sums.add(piece)
-        return sums.entries(start)
+        of_input = torch.zeros(5, len(a), dtype=torch.float64, device=a.device)  # as in `RowSums`
+        mismatched, lone, alike = of_input.new_zeros(3).unbind()
+        at, lone_at = (torch.zeros(2, dtype=torch.long, device=a.device) for _ in range(2))
+        largest, count, step = 0.0, 0, 1 if a.numel() <= ALL else STEP
+        sampled: list[Tensor] = []  # |a − b|
+        for number, piece in enumerate(pieces(a, b, keep)):
+            found = row_sums(piece.a, piece.b)
+            of_input.index_add_(1, piece.rows // piece.per_input, found.sums)
+            count += piece.a.numel()
+            sampled.append(found.size.flatten()[number % step :: step].clone())
+            if found.largest > largest:
+                row = found.most.argmax()
+                largest, at = found.largest, piece.place(row, found.size[row].argmax())
+            if found.lone is not None:
+                here = found.lone.sum()
+                first = piece.place(*torch.unravel_index(found.lone.flatten().int().argmax(), found.lone.shape))
+                lone_at = torch.where((lone == 0) & (here > 0), first, lone_at)
+                lone, alike, mismatched = lone + here, alike + found.alike, mismatched + here
+            if found.largest > atol:
+                allowed = piece.b.abs().mul_(rtol).add_(atol)
+                mismatched = mismatched + allowed.lt_(found.size).sum(1).double().sum()
+        aa, bb, _, ad, _ = of_input
+        # Two inputs of zeros are as alike as can be; the root of each factor, since a product of squares may overflow.
+        norms = aa.sqrt() * bb.sqrt()
+        cosine = torch.where(norms > 0, (aa - ad) / norms, torch.where(aa == bb, 1.0, 0.0)).clamp(-1, 1)
+        least = cosine.min() if len(a) else aa.new_ones(())
+        aa, bb, dd, ad, d = aa.new_zeros(5, GROUPS).index_add_(1, _groups(start, len(a), aa.device), of_input)
+        shift = torch.tensor([start, 0], device=aa.device)
+        counts = torch.bincount(_bins(torch.cat(sampled or [aa.new_zeros(0)])), minlength=BINS) * step
+        return cls(
+            aa, bb, ad, dd, d.sum(), cosine.sum(), least, aa.new_tensor(largest), at + shift, mismatched, counts, lone,
+            lone_at + shift, alike, count, len(a),
+        )  # fmt: skip
 
     def merge(self, other: Entries) -> Entries:
         """The sums over the inputs of both."""
@@ -124,10 +153,16 @@ class Piece:
 
     a: Tensor  # (rows, columns), float32 or float64
     b: Tensor
-    rows: Tensor | slice  # their numbers among all rows
+    rows: Tensor  # their numbers among all rows
     column: int
     width: int  # columns in all
     per_input: int  # rows of an input
+
+    def place(self, row: Tensor, column: Tensor) -> Tensor:
+        """(2,): the input that an entry of this piece belongs to, and its index among that input's entries."""
+        number = self.rows[row]
+        start = (number % self.per_input) * self.width
+        return torch.stack([number // self.per_input, start + self.column + column])
 
 
 def pieces(a: Tensor, b: Tensor, keep: Tensor | None = None) -> Iterator[Piece]:
@@ -138,14 +173,13 @@ def pieces(a: Tensor, b: Tensor, keep: Tensor | None = None) -> Iterator[Piece]:
     wide = torch.promote_types(_wide(a.dtype), _wide(b.dtype))
     per_input = 1 if keep is None else keep.shape[1]
     a, b = (each.reshape(len(each) * per_input, -1) for each in (a, b))
-    index = None if keep is None else keep.reshape(-1).nonzero()[:, 0]
-    most = PIECE.get(a.device.type, PIECE["cpu"])
-    count, width = len(a) if index is None else len(index), a.shape[1]
+    index = torch.arange(len(a), device=a.device) if keep is None else keep.reshape(-1).nonzero()[:, 0]
+    most, width = PIECE.get(a.device.type, PIECE["cpu"]), a.shape[1]
     step = max(1, most // max(1, width))
-    for first in range(0, count, step):
-        rows: Tensor | slice
-        rows = slice(first, min(first + step, count)) if index is None else index[first : first + step]
-        some = [each[rows if index is None else rows.to(each.device)] for each in (a, b)]  # type: ignore[union-attr]
+    for first in range(0, len(index), step):
+        part = slice(first, first + step)
+        rows = index[part].to(a.device)
+        some = [each[part if keep is None else rows.to(each.device)] for each in (a, b)]
         for column in range(0, width, most):
             x, y = (each[:, column : column + most].to(a.device, wide) for each in some)
             yield Piece(x, y, rows, column, width, per_input)
@@ -219,62 +253,6 @@ def squared_error(a: Tensor, b: Tensor, keep: Tensor | None = None) -> Tensor | 
             sums = again.sums[[2, 0]].sum(1).cpu()
         total += sums
     return total
-
-
-class _Sums:
-    """The sums of one activation while its pieces are read."""
-
-    def __init__(self, activation: Tensor, rtol: float, atol: float) -> None:
-        self.inputs, self.rtol, self.atol = len(activation), rtol, atol
-        self.step = 1 if activation.numel() <= ALL else STEP
-        self.of_input = torch.zeros(5, self.inputs, dtype=torch.float64, device=activation.device)
-        self.mismatched, self.lone, self.alike = self.of_input.new_zeros(3).unbind()
-        self.at, self.lone_at = (torch.zeros(2, dtype=torch.long, device=activation.device) for _ in range(2))
-        self.largest, self.count = 0.0, 0
-        self.samples: list[Tensor] = []
-
-    def add(self, piece: Piece) -> None:
-        found, rows = row_sums(piece.a, piece.b), piece.rows
-        if isinstance(rows, slice):
-            self.of_input[:, rows] += found.sums
-        else:
-            rows = rows.to(self.at.device)
-            self.of_input.index_add_(1, rows // piece.per_input, found.sums)
-        self.count += piece.a.numel()
-
-        def place(row: Tensor, column: Tensor) -> Tensor:
-            number = row + rows.start if isinstance(rows, slice) else rows[row]
-            token = (number % piece.per_input) * piece.width
-            return torch.stack([number // piece.per_input, token + piece.column + column])
-
-        if found.largest > self.largest:
-            row = found.most.argmax()
-            self.largest, self.at = found.largest, place(row, found.size[row].argmax())
-        if found.lone is not None:
-            lone = found.lone.sum()
-            first = place(*torch.unravel_index(found.lone.flatten().int().argmax(), found.lone.shape))
-            self.lone_at = torch.where((self.lone == 0) & (lone > 0), first, self.lone_at)
-            self.lone, self.alike = self.lone + lone, self.alike + found.alike
-            self.mismatched = self.mismatched + lone
-        if found.largest > self.atol:
-            allowed = piece.b.abs().mul_(self.rtol).add_(self.atol)
-            self.mismatched = self.mismatched + allowed.lt_(found.size).sum(1).double().sum()
-        self.samples.append(found.size.flatten()[len(self.samples) % self.step :: self.step].clone())
-
-    def entries(self, start: int) -> Entries:
-        aa, bb, _, ad, _ = self.of_input
-        # Two inputs of zeros are as alike as can be; the root of each factor, since a product of squares may overflow.
-        norms = aa.sqrt() * bb.sqrt()
-        cosine = torch.where(norms > 0, (aa - ad) / norms, torch.where(aa == bb, 1.0, 0.0)).clamp(-1, 1)
-        groups = _groups(start, self.inputs, aa.device)
-        aa, bb, dd, ad, d = aa.new_zeros(5, GROUPS).index_add_(1, groups, self.of_input)
-        shift = torch.tensor([start, 0], device=aa.device)
-        counts = torch.bincount(_bins(torch.cat(self.samples or [aa.new_zeros(0)])), minlength=BINS) * self.step
-        return Entries(
-            aa, bb, ad, dd, d.sum(), cosine.sum(), cosine.min() if self.inputs else aa.new_ones(()),
-            aa.new_tensor(self.largest), self.at + shift, self.mismatched, counts, self.lone, self.lone_at + shift,
-            self.alike, self.count, self.inputs,
-        )  # fmt: skip
 
 
 @lru_cache(maxsize=8)  # the sites of a chunk share them
