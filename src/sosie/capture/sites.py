@@ -578,7 +578,7 @@ class Watch:
         self._sites: dict[str, Site] | None = None  # in execution order, set at the end of the first forward
         self._axes = axes
         self._layout: FeatureAxes | None = None  # during the first forward
-        self._never_called: list[str] = []
+        self._silent: dict[str, str] = {}  # the sites of modules that were never called, and why
         self._no_activation: dict[str, str] = {}
         self._thread = threading.get_ident()
         self._depth = 0  # a model may call itself
@@ -723,9 +723,11 @@ class Watch:
 
     def _check_first_forward(self) -> None:
         silent = []
-        self._never_called = [label_of(self._names, name, 1) for name, calls in self._calls.items() if not calls]
         for name, request in self._requests.items():
             calls = self._calls[name]
+            if not calls:
+                script = isinstance(request.module, torch.jit.ScriptModule)
+                self._silent[label_of(self._names, name, 1)] = "is TorchScript" if script else "was never called"
             why = f"{type(request.module).__name__}, {f'called {calls} times' if calls else 'never called'}"
             silent += [f"{label_of(self._names, name, k)!r} ({why})" for k in sorted(request.required) if k > calls]
         if silent:
@@ -746,9 +748,7 @@ class Watch:
     @property
     def left_out(self) -> dict[str, str]:
         """The sites of a glob, a type or the default without an activation or rows, with the reason."""
-        scripts = {name for name, each in self._requests.items() if isinstance(each.module, torch.jit.ScriptModule)}
-        silent = {n: "is TorchScript" if n in scripts else "was never called" for n in self._never_called}
-        return {**silent, **self._no_activation}
+        return {**self._silent, **self._no_activation}
 
     def __getitem__(self, label: str) -> Any:
         known = list(self)
