@@ -1,12 +1,11 @@
 """Measures, models, data and fits of other installed packages, which name them by entry points of `sosie.measures` …
 
-Nothing is imported before its name is asked for, or all are listed. A plugin that cannot be loaded is left out, with a
-warning that names it.
+Nothing is imported before its name is asked for, or all are listed. A plugin that cannot be loaded is an error if its
+name is asked for, and left out of a list, with a warning that names it.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, TypeVar
@@ -15,13 +14,17 @@ T = TypeVar("T")
 Group = Literal["measures", "models", "data", "fits"]
 
 
+class BrokenPlugin(ValueError):
+    """What a package offers under a name cannot be loaded; the message names the package and says why."""
+
+
 def names(group: Group) -> list[str]:
     """The names that other packages offer; none of them is imported."""
     return sorted({entry.name for entry in _entries(group)})
 
 
 def load(group: Group, name: str, enter: Callable[[Any], T]) -> T | None:
-    """`enter` of what a package offers under that name; None without one, or if it is broken."""
+    """`enter` of what a package offers under that name; None without one, `BrokenPlugin` if it cannot be loaded."""
     for entry in _entries(group):
         if entry.name == name:
             try:
@@ -29,9 +32,7 @@ def load(group: Group, name: str, enter: Callable[[Any], T]) -> T | None:
             except Exception as error:
                 package = entry.dist.name if entry.dist is not None else entry.value
                 reason = f"{type(error).__name__}: {error}"
-                warnings.warn(
-                    f"{name!r} of the package {package} is left out of sosie's {group}: {reason}", stacklevel=2
-                )
+                raise BrokenPlugin(f"{name!r} of the package {package} cannot be loaded: {reason}") from error
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -116,6 +117,9 @@ class Measure:
             if "scale" in self.invariant:
                 x, y = near_one(x), near_one(y)
             return self.from_sample(Sample.of(x, y, inputs=None if inputs is None else near_one(inputs)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return find, (self.name,)  # by name, since the name of the function is that of the measure
 
     def _repr_html_(self) -> str:
         low, high = self.bounds
@@ -298,7 +302,10 @@ def load_all() -> list[Measure]:
     """All measures, with those of other packages."""
     for name in plugins.names("measures"):
         if name not in MEASURES:
-            _load(name)
+            try:
+                _load(name)
+            except plugins.BrokenPlugin as error:
+                warnings.warn(f"{error}; it is left out", stacklevel=2)
     return list(MEASURES.values())
 
 
