@@ -292,6 +292,8 @@ def test_every_comparator_is_evaluated(compare: str) -> None:
     assert np.isfinite(found.errors).all()
     again = evaluate([models, Model(models, "weighted", "sum")], subjects, compare, folds_stimuli=3, draws=20)
     assert np.array_equal(found.errors, again.errors)
+    alone = evaluate(Model(models, "weighted", "sum"), subjects, compare, folds_stimuli=3, draws=20)
+    assert alone.values == pytest.approx(found.values[3:])
     whole = evaluate(models, subjects, compare, draws=20)
     assert whole.values == pytest.approx(compare_rdms(models, subjects, compare).mean(1), abs=1e-12)
 
@@ -354,6 +356,11 @@ def test_what_cannot_be_evaluated_is_said() -> None:
         ValueError, match="folds_stimuli must be a whole number from 2 to 2, got 3: in a bootstrap draw"
     ):
         evaluate([weighted], subjects, folds_stimuli=3)
+    few = [f"{k}" for k in range(10)]
+    with pytest.raises(ValueError, match="at least 12 stimuli, got 10: use folds_subjects="):
+        evaluate(models.select(few), subjects.select(few), folds_stimuli=2)
+    with pytest.raises(ValueError, match="too few different stimuli"):
+        evaluate(models.select(few[:3]), subjects.select(few[:3]), draws=20)
     with pytest.raises(ValueError, match="folds_subjects must be a whole number from 2 to 6"):
         evaluate([weighted], subjects, folds_subjects=7)
     with pytest.raises(ValueError, match="bootstrap must be one of"):

@@ -72,6 +72,8 @@ def test_selections_and_the_mean() -> None:
     assert some["s1"].names == ("s1",)
     assert some[["s2", "s0"]].names == ("s0", "s2")
     assert some["s*"].names == some.names
+    assert [each.names for each in some] == [("s0",), ("s1",), ("s2",)]
+    assert np.array_equal(RDMs.join(some).values, some.values)
     assert some.mean().values == pytest.approx(some.values.mean(0, keepdims=True))
     assert RDMs.join([some["s0"], some["s2"]]).values == pytest.approx(some.values[[0, 2]])
     assert RDMs.join({"a": some["s0"], "b": some["s2"]}).names == ("a", "b")
@@ -142,6 +144,13 @@ def test_what_is_no_rdm_is_said() -> None:
         RDMs.of({"a": random.normal(size=(5, 3))}, "manhattan")
     with pytest.raises(ValueError, match="gives 24 rows for 6 stimuli"):
         RDMs.of({"a": random.normal(size=(6, 3, 2, 2))}, rows="positions")
+    with pytest.raises(TypeError, match="values must be real numbers, got an array of complex128"):
+        RDMs(some.values + 1j)
+    for size in (1e-200, 1e200):
+        with pytest.raises(ValueError, match=r"RDM 0 has dissimilarities up to .*: divide them by that"):
+            RDMs(some.values * size)
+        with pytest.raises(ValueError, match="the largest number in a is"):
+            RDMs.of({"a": size * random.normal(size=(5, 3))})
     with pytest.raises(ValueError, match="of 'a' are NaN"):
         RDMs.of({"a": np.full((5, 3), np.nan)})
 

@@ -163,7 +163,7 @@ def noise_ceiling(subjects: RDMs, compare: str = "spearman") -> tuple[float, flo
 
 
 def evaluate(
-    models: RDMs | Iterable[Model | RDMs],
+    models: RDMs | Model | Iterable[Model | RDMs],
     subjects: RDMs,
     compare: str = "spearman",
     *,
@@ -186,7 +186,7 @@ def evaluate(
 
     `correction` of p for the number of tests of one kind: "holm", "bonferroni", "fdr" (Benjamini and Hochberg), "none".
     """
-    chosen = _as_models([models] if isinstance(models, RDMs) else models)
+    chosen = _as_models([models] if isinstance(models, (RDMs, Model)) else models)
     comparator(compare)
     for model in chosen:
         same_stimuli(model.rdms, subjects)
@@ -282,6 +282,8 @@ def _checked_folds(
     models: list[Model], subjects: RDMs, stimuli: int | None, people: int | None
 ) -> tuple[int | None, int | None]:
     if stimuli is not None:
+        if (n := len(subjects.stimuli)) < 4 * LEAST:
+            raise ValueError(f"folds of stimuli need at least {4 * LEAST} stimuli, got {n}: use folds_subjects=")
         why = f"in a bootstrap draw, which lacks a third of the stimuli, each fold needs {LEAST}"
         whole_number(stimuli, "folds_stimuli", least=2, most=len(subjects.stimuli) // (2 * LEAST), why=why)
     if people is not None:
@@ -360,7 +362,7 @@ class _Trial:
         weights = torch.from_numpy(counts[people]).double()
         none = np.full((len(self.models), len(people)), np.nan), math.nan, math.nan
         if any(
-            folds is not None and len(set(drawn)) < folds * least
+            len(set(drawn)) < (folds or 1) * least
             for drawn, folds, least in ((order, self.folds[0], LEAST), (people, self.folds[1], 1))
         ):
             return none
@@ -454,7 +456,8 @@ def _again(pooled: Tensor, compare: str) -> Tensor:
 def _similarities(vectors: Tensor, others: Tensor, compare: str) -> Array:
     """(vectors, others)"""
     if compare in KENDALL:
-        return np.array([[_kendall(compare, one, other) for other in others] for one in vectors])
+        found = [_kendall(compare, one, other) for one in vectors for other in others]
+        return np.array(found).reshape(len(vectors), len(others))
     return (vectors @ others.T).numpy()
 
 

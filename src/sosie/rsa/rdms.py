@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from ..capture import number_array, open_activations
 from ..checks import listed, matching, nearest, one_of
 from ..factory import import_library
 from ..files import CHECKED, DamagedFile, check_schema, read_tensors, reading, write_tensors
-from ..linalg import upper_triangle
+from ..linalg import upper_triangle, with_room
 from ..measures.dissimilarities import COMPARATORS, DISSIMILARITIES, KENDALL, kendall, to_length
 from ..notebook import html_facts
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Array = np.ndarray[Any, Any]
+ROOM = 1e-150, 1e150  # whose squares float64 holds
 UNEVEN = 1e-6  # of the largest entry of a given matrix: more than this is no rounding
 LABELLED = 30  # stimuli whose names fit an axis
 KIND, VERSION = "rdms", CHECKED
@@ -40,7 +41,7 @@ class RDMs:
     dissimilarity: str = ""  # what was measured, if it is known
 
     def __post_init__(self) -> None:
-        values = np.array(number_array(self.values, "values"), np.float64)
+        values = np.array(_real(self.values, "values"), np.float64)
         if values.ndim != 2 or not len(values):
             raise ValueError(f"values must be (RDMs, pairs of stimuli), got shape {values.shape}")
         n = (1 + round((1 + 8 * values.shape[1]) ** 0.5)) // 2
@@ -57,9 +58,10 @@ class RDMs:
                 raise ValueError(f"two {what} have the same name: {listed(sorted(twice))}")
             object.__setattr__(self, key, labels)
         if bad := [name for name, row in zip(self.names, values, strict=True) if not np.isfinite(row).all()]:
-            raise ValueError(
-                f"RDM {listed(bad)} has entries that are NaN or infinite: leave out their stimuli, .select(…)"
-            )
+            raise ValueError(f"RDM {listed(bad)} has entries that are NaN or infinite: leave their stimuli out before")
+        for name, largest in zip(self.names, np.abs(values).max(1), strict=True):
+            if largest and not ROOM[0] <= largest <= ROOM[1]:
+                raise ValueError(f"RDM {name} has dissimilarities up to {largest:.0e}: divide them by that")
         object.__setattr__(self, "values", values)
 
     @classmethod
@@ -88,7 +90,7 @@ class RDMs:
                 )
             if not bool(torch.isfinite(x).all()):
                 raise ValueError(f"the activations of {site.label!r} are NaN or infinite in places")
-            found.append(upper_triangle(measured(x)).numpy())
+            found.append(upper_triangle(measured(with_room(x, site.label))).numpy())
         return cls(np.stack(found), tuple(stimuli), tuple(s.label for s in file.select(sites)), dissimilarity)
 
     @classmethod
@@ -100,7 +102,7 @@ class RDMs:
             if len(set(sizes.values())) > 1:
                 raise ValueError(f"matrices are of different stimuli: {sizes}")
             matrices = list(matrices.values())
-        given = np.asarray(number_array(matrices, "matrices"), np.float64)
+        given = np.asarray(_real(matrices, "matrices"), np.float64)
         stack = given[None] if given.ndim == 2 else given
         if stack.ndim != 3 or stack.shape[1] != stack.shape[2] or not stack.size:
             raise ValueError(f"matrices must be square, (n, n) or (RDMs, n, n), got shape {given.shape}")
@@ -136,6 +138,11 @@ class RDMs:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def __iter__(self) -> Iterator[RDMs]:
+        return (
+            replace(self, values=row[None], names=(name,)) for name, row in zip(self.names, self.values, strict=True)
+        )
 
     def __getitem__(self, names: str | Iterable[str]) -> RDMs:
         """The RDMs that names or globs select."""
@@ -221,6 +228,13 @@ class RDMs:
             "from … to": f"{self.values.min():.3g} … {self.values.max():.3g}",
         }
         return html_facts("RDMs", facts)
+
+
+def _real(values: Any, label: str) -> Array:
+    array = number_array(values, label)
+    if array.dtype.kind == "c":
+        raise TypeError(f"{label} must be real numbers, got an array of {array.dtype}")
+    return array
 
 
 def compare_rdms(a: RDMs, b: RDMs, compare: str = "spearman") -> Array:
