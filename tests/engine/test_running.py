@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 from typing import Any
 
 import numpy as np
@@ -112,6 +113,7 @@ def test_what_cannot_be_streamed_is_named() -> None:
         (np.ones(4), np.ones((4, 2)), r"x must be \(n, p\), got shape \(4,\)"),
         (np.ones((4, 2)), np.ones((3, 2)), "need paired rows, got 4 and 3"),
         (np.ones((4, 2)), np.full((4, 2), np.nan), "y has values that are NaN"),
+        (np.ones((4, 2)), np.full((4, 2), 1e200), r"largest number in y is 1e\+200"),
         (np.ones((4, 3)), np.ones((4, 2)), r"widths \(2, 2\), these have \(3, 2\)"),
     ],
 )
@@ -190,3 +192,24 @@ def of_this_rank(rows: int) -> float:
 def test_several_processes_merge_their_rows_in_their_order(ranks: int, width: int) -> None:
     expected = compared(*correlated_rows(600, width, width), "debiased_cka")
     assert run_ranks(ranks, of_this_rank, width) == pytest.approx([expected] * ranks, abs=1e-9)
+
+
+def of_another_measure() -> str:
+    running = sosie.Running("linear_cka" if torch.distributed.get_rank() else "debiased_cka")
+    try:
+        running.compute()
+    except ValueError as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.mark.skipif(not hasattr(torch.distributed.ProcessGroup, "get_group_store"), reason="torch is too old")
+def test_processes_with_other_measures_are_told_so() -> None:
+    found = run_ranks(2, of_another_measure)
+    assert all("linear_cka in rank 1. Make the same Running in every process" in text for text in found)
+
+
+def test_it_can_be_pickled() -> None:
+    x, y = correlated_rows(200, 6, 6)
+    running = updated("svcca(keep=0.9)", x, y, [200])
+    assert pickle.loads(pickle.dumps(running)).compute() == running.compute()

@@ -44,8 +44,8 @@ class SingleProcess:
         """The number of processes, if more than one."""
         return self.share.of if self.share.of > 1 else None
 
-    def agree(self, facts: Callable[[], dict[str, str]]) -> None:
-        """Raise, in every process, unless the facts of all are equal."""
+    def agree(self, facts: Callable[[], dict[str, str]], advice: str = "") -> None:
+        """Raise, in every process, unless the facts of all are equal; `advice` for processes that do not share data."""
 
     def deal(self, chunks: Iterable[Chunk], learner: Any) -> Iterator[Chunk]:
         """This process's chunks; `learner` has `learnt()` and `learn()` for what the first chunk decides."""
@@ -78,12 +78,12 @@ class Distributed(SingleProcess):
         self._looked = time.monotonic()
         self._group: Any = None
 
-    def agree(self, facts: Callable[[], dict[str, str]]) -> None:
+    def agree(self, facts: Callable[[], dict[str, str]], advice: str = "") -> None:
         first, *others = map(json.loads, self._meet(json.dumps(facts())))
         for rank, other in enumerate(others, 1):
             for what, expected in first.items():
                 if other.get(what) != expected:
-                    _refuse(what, rank, expected, other.get(what))
+                    _refuse(what, rank, expected, other.get(what), advice or SHARED)
 
     def deal(self, chunks: Iterable[Chunk], learner: Any) -> Iterator[Chunk]:
         """This process's chunks. The first chunk of the first process decides for all, as if one process read all."""
@@ -218,9 +218,13 @@ def _lost_store() -> Iterator[None]:
         ) from error
 
 
-def _refuse(what: str, rank: int, first: str, other: str | None) -> NoReturn:
+SHARED = (
+    "Pass the same models, and all of the data in the same order, in every process: no DistributedSampler and no "
+    "shuffling, since sosie deals out the chunks"
+)
+
+
+def _refuse(what: str, rank: int, first: str, other: str | None, advice: str = SHARED) -> NoReturn:
     raise ValueError(
-        f"the processes do not compare the same: {what} is {first} in rank 0 and {other} in rank {rank}. Pass the same "
-        "models, and all of the data in the same order, in every process: no DistributedSampler and no shuffling, "
-        "since sosie deals out the chunks"
+        f"the processes do not compare the same: {what} is {first} in rank 0 and {other} in rank {rank}. {advice}"
     )

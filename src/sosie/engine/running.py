@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..capture import number_array
 from ..files import decode, encode
-from ..linalg import largest_number, with_room
+from ..linalg import lacks_room, largest_number, with_room
 from ..measures import Measure, find
 from ..process_state import products
 from ..results import Comparison, Side
@@ -48,7 +48,8 @@ class Running:
 
     With torch.distributed initialised, each process updates with rows of its own, and `compute()`, which every process
     must call, merges all of them in the order of the processes; `with sosie.engine.single_process():` stays with one.
-    Of layers as wide as `compare` cuts into blocks, each process cuts its own.
+    Of layers as wide as `compare` cuts into blocks, each process cuts its own. For `predictivity` each process, as each
+    side of `a + b`, deals its own rows into folds, which changes the value as another `seed` does.
     """
 
     def __init__(self, measure: str | Measure, *, kind: str = "auto", **options: Any) -> None:
@@ -219,7 +220,7 @@ class Running:
 
     def _compare(self, about: dict[str, Any]) -> Comparison:
         with together() as ranks:
-            ranks.agree(lambda: {"the measure": self.measure.name})
+            ranks.agree(lambda: {"the measure": self.measure.name}, "Make the same Running in every process")
             merged = self
 
             def absorb(state: dict[str, Any]) -> None:
@@ -250,8 +251,9 @@ def _rows(values: Any, label: str) -> Tensor:
     if rows.is_complex():
         raise TypeError(f"{label} is complex ({rows.dtype}); compare real and imaginary parts as columns")
     rows = rows if rows.is_floating_point() else rows.double()
-    if not torch.isfinite(torch.as_tensor(largest_number(rows) if len(rows) else 0.0)):
+    if not math.isfinite(largest := largest_number(rows)):
         raise ValueError(f"{label} has values that are NaN or infinite")
+    lacks_room(rows, label, largest)  # raises before the rows count
     return rows
 
 
