@@ -19,7 +19,7 @@ from torch import nn
 
 import sosie
 from sosie.data import DataPart
-from sosie.measures.prediction import STRENGTHS
+from sosie.measures.prediction import STRENGTHS, predictivity
 from sosie.stats import dealt_folds, grouped_folds
 
 SHAPES = [(200, 20, 10), (103, 7, 30), (60, 90, 12)]
@@ -227,6 +227,8 @@ def test_bad_input() -> None:
             "1 of 19 groups are in more than one fold of split: 0",
         ),
         ({"split": [0] * 10 + [1] * 9 + [2]}, "fold 2 of 3 has 1 of 20 rows"),
+        ({"groups": [None, "a"] * 10}, "groups must be all numbers or all text, none missing, got NoneType, str"),
+        ({"groups": [np.nan, *range(19)]}, "none missing"),
         ({"repetitions": np.stack([y, y, y])[:, :19]}, r"repetitions of y \(20, 5\) must be \(r, n, q\)"),
         ({"repetitions": y[None]}, "with r at least 2"),
         ({"repetitions": np.stack([y, y[::-1]])}, "must be the mean of its repetitions"),
@@ -239,11 +241,26 @@ def test_bad_input() -> None:
     constant = np.where(np.arange(20)[:, None] < 5, 0.0, y)
     with pytest.raises(ValueError, match="y does not vary over the rows of fold 0"):
         sosie.measure("predictivity", x, constant, split=np.arange(20) // 5)
+    with pytest.raises(ValueError, match="y does not vary over the rows of fold 0"):
+        sosie.measure("predictivity", x, constant + 0.1, split=np.arange(20) // 5)  # but for rounding
+    with pytest.raises(TypeError, match="split is the fold of each row already: leave folds out"):
+        value(split=[0, 1, 2, 3] * 5, folds=7)
+
+
+def test_options_change_the_facts_they_change() -> None:
+    x, y = rows(60)
+    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(5, 5)))[0]
+    for score in ("r2", "pearson"):
+        measure = predictivity.using(score=score) if score != "r2" else predictivity
+        apart = abs(sosie.measure(measure, x, y @ turn) - sosie.measure(measure, x, y))
+        assert (apart < 1e-9) == ("rotation" in measure.invariant), score
+    assert sosie.measure("predictivity", x, x, strength=1.0) < 0.99
+    assert (predictivity.same, predictivity.using(strength=1.0).same) == (1, None)
 
 
 def test_bad_input_to_a_comparison() -> None:
     x, y = rows(20)
-    with pytest.raises(ValueError, match="the same folds and seed in one comparison"):
+    with pytest.raises(ValueError, match="the same folds in one comparison, got folds=4, seed=0 and folds=5, seed=0"):
         sosie.compare({"a": x}, {"b": y}, measures=["predictivity", "predictivity(folds=4)"])
     c = sosie.compare({"a": x}, {"b": y}, measures="predictivity(folds=15)")
     assert any("of 15 has 1 of 20 rows" in caveat for caveat in c.rows()[0]["caveats"])

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..capture import number_array
 from ..checks import listed
-from ..linalg import chain_products, near_one, total_squares, vanishes
+from ..linalg import chain_products, near_one, total_squares, vanishes, with_room
 from ..measures import Measure, Transform, aligner_of, find, fit_transform, load_all, snap_to_bounds
 from ..process_state import products
 from ..results import Side
@@ -92,6 +92,8 @@ def measure(
         given := [name for name, each in zip(HELD_OUT, (groups, split, repetitions), strict=True) if each is not None]
     ):
         raise TypeError(f"{chosen.name} holds no rows out: it takes no {' and no '.join(given)}")
+    if split is not None and (unused := [name for name in chosen.folds if name in chosen.options]):
+        raise TypeError(f"split is the fold of each row already: leave {' and '.join(unused)} out")
     if chosen.reads_outputs:
         return _of_outputs(chosen, x, y, inputs, labels, kind)
     if labels is not None or kind != "auto":
@@ -195,6 +197,8 @@ def _labels(values: Any, name: str, n: int) -> np.ndarray[Any, Any]:
     labels = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     if labels.shape != (n,):
         raise ValueError(f"{name} must have one label for each of {n} rows, got shape {labels.shape}")
+    if len(kinds := {type(label).__name__ for label in labels.tolist()}) > 1 or (labels != labels).any():
+        raise ValueError(f"{name} must be all numbers or all text, none missing, got {', '.join(sorted(kinds))}")
     return labels
 
 
@@ -244,7 +248,7 @@ def _of_repetitions(chosen: Measure, x: Any, y: Any) -> float:
         sides = []
         for label, side in (("x", x), ("y", y)):
             parts = side if isinstance(side, tuple) and len(side) == 2 else (side,)
-            numbers = [_real_numbers(part, label)[0] for part in parts]
+            numbers = [with_room(_real_numbers(part, label)[0], label) for part in parts]
             sides.append(Repetitions.of(numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1]), label))
         return float(snap_to_bounds(chosen(PairedRepetitions(*sides)), chosen))
 

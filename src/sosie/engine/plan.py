@@ -94,7 +94,8 @@ class Request:
             whole_number(self.max_rows, "max_rows", least=1)
         folds = {tuple(measure.folds.values()) for measure in self.measures if measure.folds}
         if len(folds) > 1:
-            raise ValueError(f"measures of held-out rows need the same folds and seed in one comparison, got {folds}")
+            got = " and ".join(f"folds={each}, seed={seed}" for each, seed in sorted(folds))
+            raise ValueError(f"measures of held-out rows need the same folds in one comparison, got {got}")
         if folds:
             check_folds(*self.folds)
 

@@ -15,6 +15,7 @@ from ..stats.splits import SplitSide, mean_of
 from .define import define
 
 STRENGTHS = tuple(10 ** (k / 2) for k in range(-18, 1))  # penalties that are tried: shares of Σ ‖x − mean‖²
+ROUNDING = 1e-20  # of y's variance: a fold with less does not vary
 FITS = ("ridge", "linear", "pls")
 SCORES = ("r2", "pearson", "explained_variance")
 
@@ -30,6 +31,11 @@ SCORES = ("r2", "pearson", "explained_variance")
     paper="yamins2014, schrimpf2018",
     cost="k (n p (p + q) + k p² (p + q)), k = folds",
     chance="0 or below",
+    with_options={
+        "score": {"invariant": frozenset({"permutation", "scale", "shift"})},
+        "fit": {"same": None},
+        "strength": {"same": None},
+    },
 )
 def predictivity(
     s: Splits,
@@ -188,14 +194,14 @@ def _sums(s: Splits, held: int, train: _Training, weight: Tensor) -> tuple[Tenso
 
 def _explained_variance(s: Splits, held: int, train: _Training, weight: Tensor) -> Tensor:
     own, predicted, shared = _sums(s, held, train, weight)
-    return 1 - (own - 2 * shared + predicted).sum() / _varying(own, held)
+    return 1 - (own - 2 * shared + predicted).sum() / _varying(s, held)
 
 
 def _r2(s: Splits, held: int, train: _Training, weight: Tensor) -> Tensor:
     own, predicted, shared = _sums(s, held, train, weight)
     gap_x, gap_y = train.gaps(held)
     missed = s.x.counts[held] * (gap_y - gap_x @ weight).square()
-    return 1 - (own - 2 * shared + predicted + missed).sum() / _varying(own, held)
+    return 1 - (own - 2 * shared + predicted + missed).sum() / _varying(s, held)
 
 
 def _pearson(s: Splits, held: int, train: _Training, weight: Tensor) -> Tensor:
@@ -204,9 +210,9 @@ def _pearson(s: Splits, held: int, train: _Training, weight: Tensor) -> Tensor:
     return shared / torch.where(sizes > 0, sizes, torch.inf)
 
 
-def _varying(own: Tensor, held: int) -> Tensor:
-    total = own.sum()
-    if not bool(total > 0):
+def _varying(s: Splits, held: int) -> Tensor:
+    total = s.y_squares[held].sum()
+    if not bool(total > ROUNDING * _total(s).sum()):
         raise ValueError(f"y does not vary over the rows of fold {held}: take fewer folds, or other groups")
     return total
 
