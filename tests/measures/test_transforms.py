@@ -146,6 +146,9 @@ def test_arrays_come_back_as_they_came() -> None:
     t = sosie.align("procrustes_distance", x, y)
     assert t.apply(x).dtype == torch.float32
     assert isinstance(t.apply(x.numpy()), np.ndarray)
+    whole = (10 * x).long()
+    torch.testing.assert_close(t.apply(whole), t.apply(whole.double()))
+    assert repr(t) == "<Transform of procrustes_distance: rotation of 4 and 4 neurons, fitted on 40 rows>"
 
 
 @aligned
@@ -166,6 +169,7 @@ def test_a_file_that_does_not_fit_is_not_read(tmp_path: Path) -> None:
         {**t.maps, "weights": t.maps["weights"][:2]},
         {**t.maps, "more": t.maps["weights"]},
         {**t.maps, "x": t.maps["x"] * torch.nan},
+        {**t.maps, "x": t.maps["x"].long()},
     ):
         Transform(t.measure, t.n, t.centre_x, t.centre_y, wrong).save(path)
         with pytest.raises(DamagedFile, match=r"t\.safetensors"):
@@ -194,6 +198,11 @@ def test_bad_input() -> None:
         t.score(x[:1], y[:1])
     with pytest.raises(ValueError, match="NaN or infinite"):
         t.apply(x * np.nan)
+    for rows_x in (x + 1j, torch.from_numpy(x + 1j)):
+        with pytest.raises(TypeError, match="x is complex"):
+            t.apply(rows_x)
+    with pytest.raises(ValueError, match="keep of svcca must be a number above 0 and at most 1, got 2"):
+        sosie.align("svcca", x, y, keep=2)
     with pytest.raises(ValueError, match="at least 2 rows"):
         sosie.align("mean_cca", x[:1], y[:1])
     with pytest.raises(TypeError, match=r"comes first, align\('procrustes_distance', x, y\); it is in the third"):

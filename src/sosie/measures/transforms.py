@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ..checks import whole_number
+from ..capture import number_array
+from ..checks import positive, whole_number
 from ..files import DamagedFile, read_tensors, reading, write_tensors
 from ..linalg import RANK_TOLERANCE, best_assignment, cross_product, row_squares, singular
 from ..stats import HeldCovariances, HeldNeurons, Neurons, RowScatter, Sample, Scatter
@@ -50,6 +50,10 @@ class Transform:
     centre_y: Tensor  # (q,)
     maps: Maps
 
+    def __repr__(self) -> str:
+        p, q = len(self.centre_x), len(self.centre_y)
+        return f"<Transform of {self.measure}: {self.aligner.name} of {p} and {q} neurons, fitted on {self.n} rows>"
+
     def apply(self, x: Any) -> Any:
         """The rows of x (m, p), aligned: each column belongs to that column of `apply_y(y)`.
 
@@ -78,7 +82,7 @@ class Transform:
         measure = find(self.measure)
         value = self.aligner.value(self, measure, rows_x - self.centre_x, rows_y - self.centre_y)
         if not bool(value.isfinite()):
-            raise ValueError(f"{self.measure} is undefined here: the aligned rows of one side do not vary")
+            raise ValueError(f"{self.measure} is undefined here: the aligned rows of one side do not vary, or are huge")
         return float(snap_to_bounds(value, measure))
 
     @property
@@ -105,22 +109,27 @@ class Transform:
                     size == (int(letter) if letter.isdigit() else sizes.setdefault(letter, size))
                     for letter, size in zip(letters, shape, strict=True)
                 )
-                if not fits or not bool(tensors[name].isfinite().all()):
+                numbers = tensors[name].dtype == (torch.int64 if name == "pairs" else torch.float64)
+                if not fits or not numbers or not bool(tensors[name].isfinite().all()):
                     raise DamagedFile(f"{name} of shape {tuple(shape)} does not fit, or is not finite")
             if (pairs := tensors.get("pairs")) is not None:
                 most = torch.tensor([[sizes["p"]], [sizes["q"]]])
-                if pairs.dtype != torch.int64 or not bool(((pairs >= 0) & (pairs < most)).all()):
+                if not bool(((pairs >= 0) & (pairs < most)).all()):
                     raise DamagedFile("pairs names neurons that are not there")
             centres = tensors.pop("centre_x"), tensors.pop("centre_y")
             return cls(text["measure"], int(text["rows"]), *centres, tensors)
 
     def _applied(self, values: Any, side: str) -> Any:
         rows = getattr(self.aligner, side)(self, self._rows(values, side))
-        return rows.to(values.dtype) if isinstance(values, Tensor) else rows.cpu().numpy()
+        if not isinstance(values, Tensor):
+            return rows.cpu().numpy()
+        return rows.to(values.dtype) if values.is_floating_point() else rows
 
     def _rows(self, values: Any, side: str) -> Tensor:
         centre = self.centre_x if side == "x" else self.centre_y
-        rows = values.detach() if isinstance(values, Tensor) else torch.from_numpy(np.array(values, dtype=np.float64))
+        rows = values.detach() if isinstance(values, Tensor) else torch.from_numpy(number_array(values, side).copy())
+        if rows.is_complex():
+            raise TypeError(f"{side} is complex ({rows.dtype}); compare real and imaginary parts as columns")
         if rows.ndim != 2 or rows.shape[1] != len(centre):
             raise ValueError(
                 f"this alignment was fitted on {side} with {len(centre)} columns, got an array of {tuple(rows.shape)}"
@@ -282,7 +291,7 @@ def _basis(scatter: RowScatter) -> tuple[Tensor, Tensor]:
 def _leading_basis(scatter: RowScatter, keep: float, count: int | None) -> tuple[Tensor, Tensor]:
     """The same of so many principal components, or of those that hold this share of the variance."""
     if count is None:
-        count = scatter.leading_count(keep)
+        count = scatter.leading_count(positive(keep, "keep of svcca", most=1))
     else:
         whole_number(count, "directions of svcca", least=1, most=len(scatter.components.sizes))
     basis, sizes, directions = singular(scatter.rows)
