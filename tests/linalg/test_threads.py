@@ -188,3 +188,8 @@ def test_two_comparisons_at_once_are_what_one_is() -> None:
         for one, other in zip(each, expected, strict=True):
             assert np.array_equal(one, other, equal_nan=True)
     assert (torch.get_num_threads(), blas_threads()) == (torch_threads, blas)
+
+
+def test_the_inverse_of_nothing_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    assert triangular_inverse(torch.empty(0, 0, dtype=torch.float64)).shape == (0, 0)
+    assert capfd.readouterr() == ("", "")

@@ -194,9 +194,14 @@ def test_options_change_the_facts_they_change() -> None:
         with pytest.raises(ValueError, match="take a larger width"):
             sosie.measure(name, x, y, width=1e-3)
         with pytest.raises(ValueError, match="take a smaller width"):
-            sosie.measure(name, x, y, width=1e12)
+            sosie.measure(name, x, y, width=1e200)
+        with pytest.raises(ValueError, match="take a larger width or bandwidth"):
+            sosie.measure(name, x, y, bandwidth=1e-3)
         with pytest.raises(ValueError, match="must be a number above 0"):
             sosie.measure(name, x, y, width=0)
+    for offset in (-1.0, np.nan, "1"):
+        with pytest.raises(ValueError, match="offset of polynomial_cka"):
+            sosie.measure("polynomial_cka", x, y, offset=offset)
     with pytest.raises(ValueError, match="needs at least 4 rows, got 3"):
         sosie.measure("rbf_cka", x[:3], y[:3], debiased=True)
 

@@ -351,6 +351,8 @@ def test_crossnobis_of_unrelated_networks_is_near_zero() -> None:
         ((np.zeros((4, 3)), np.zeros((4, 2, 2))), r"got \(4, 3\) and \(4, 2, 2\)"),
         ((np.zeros((4, 3)), -np.ones((4, 3, 3))), "covariances must be symmetric, without eigenvalues below 0"),
         (np.full((4, 2, 3), np.nan), "24 values that are NaN or infinite"),
+        (np.full((4, 2, 3), 1e-200), "largest number in x is 1e-200"),
+        ([np.zeros((2, 3)), np.zeros((1, 3))], "x must be an array, but its parts have different shapes"),
     ],
 )
 def test_bad_responses_are_named(x: Array, message: str) -> None:
@@ -384,3 +386,20 @@ def test_bad_options_are_named() -> None:
         crossnobis(x, noise=np.eye(4), shrinkage=0.1)
     with pytest.raises(ValueError, match=r"repeated responses \(n, repeats, p\); use sosie.measure"):
         sosie.compare({"a": x.mean(1).numpy()}, {"a": y.mean(1).numpy()}, measures="crossnobis_rsa")
+
+
+def test_responses_without_noise_have_no_distance_from_themselves() -> None:
+    x = np.repeat(np.random.default_rng(0).normal(size=(6, 1, 4)), 3, 1)
+    assert sosie.measure("energy_shape_distance", x, x) == pytest.approx(0, abs=1e-7)
+    assert sosie.measure("energy_shape_distance", np.ones((6, 3, 4)), np.zeros((6, 3, 4))) == 0
+
+
+def test_noise_from_elsewhere() -> None:
+    x, _ = responses()
+    p = x.shape[2]
+    assert noise_mahalanobis(x[:, :1], noise=np.eye(p)).shape == (len(x), len(x)), "one response each is enough"
+    with pytest.raises(ValueError, match=r"at least 2 of each stimulus, got \(12, 1"):
+        crossnobis(x[:, :1], noise=np.eye(p))
+    for noise in (np.triu(np.ones((p, p))), -np.eye(p)):
+        with pytest.raises(ValueError, match="noise is a covariance: symmetric"):
+            crossnobis(x, noise=noise)

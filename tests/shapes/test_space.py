@@ -188,6 +188,9 @@ def test_any_scale_of_the_rows(size: float) -> None:
     given = networks()
     found = mean_shape([size * x for x in given])
     assert found.distances == pytest.approx(mean_shape(given).distances, rel=1e-8)
+    with pytest.raises(ValueError, match="the largest number in network 0 is"):
+        mean_shape([size * x for x in given], scale=False)
+    assert repr(found).startswith("<MeanShape of 6 networks: 30 stimuli, 7 columns, variance 0.")
 
 
 def test_torch_and_other_numbers_are_taken() -> None:

@@ -110,7 +110,10 @@ def number_array(values: Any, label: str) -> np.ndarray[Any, Any]:
             f"{label} is a masked array, and its {np.ma.count_masked(values)} masked entries would count like the "
             "others: leave those rows out of both sides, or fill them with .filled(…)"
         )
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise ValueError(f"{label} must be an array, but its parts have different shapes") from error
     if array.dtype.names:
         raise TypeError(
             f"{label} is a structured array with the fields {', '.join(array.dtype.names)}: turn these into columns "

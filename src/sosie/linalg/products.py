@@ -337,7 +337,7 @@ def gram_factor(matrix: Tensor) -> Tensor:
 
 def triangular_inverse(factor: Tensor) -> Tensor:
     """L⁻¹ of a lower triangle with no zero on its diagonal; differentiable."""
-    if not for_numpy(factor) or factor.dtype != torch.float64:
+    if not len(factor) or not for_numpy(factor) or factor.dtype != torch.float64:
         return torch.linalg.solve_triangular(factor, torch.eye(len(factor)).to(factor), upper=False)
     from scipy.linalg.lapack import dtrtri  # unlike a solver, it skips the half of the result that is zero
 

@@ -15,7 +15,7 @@ from ..linalg import RANK_TOLERANCE, distances, double_centred, eigen, for_numpy
 from ..stats import Alignment, DebiasedAlignment, PairedRows, UncentredAlignment
 from .define import define
 
-LARGEST_EXPONENT, SMALLEST_EXPONENT = 30.0, 1e-8  # beyond these a kernel of a fixed width says nothing
+LARGEST_EXPONENT, SMALLEST_EXPONENT = 30.0, 1e-8  # beyond these a kernel says nothing
 
 # Facts that these measures share, unless a measure declares otherwise.
 of_grams = functools.partial(
@@ -93,8 +93,8 @@ def rbf_cka(rows: PairedRows, bandwidth: float = 0.5, width: float | None = None
 
     def kernel(x: Tensor) -> Tensor:
         squares = _squared_distances(x)
-        divisor = _divisor(squares, bandwidth**2, "rbf_cka") if width is None else width**2
-        return _varying(squares / (-2 * divisor), width, "rbf_cka").exp_()
+        divisor = _divisor(squares, bandwidth * bandwidth, "rbf_cka") if width is None else width * width
+        return _varying(squares / (-2 * divisor), "rbf_cka").exp_()
 
     bandwidth = positive_number(bandwidth, "bandwidth of rbf_cka")
     width = None if width is None else positive_number(width, "width of rbf_cka")
@@ -112,7 +112,7 @@ def laplace_cka(rows: PairedRows, bandwidth: float = 1.0, width: float | None = 
     def kernel(x: Tensor) -> Tensor:
         apart = distances(x)
         divisor = _divisor(apart, bandwidth, "laplace_cka") if width is None else width
-        return _varying(apart / -divisor, width, "laplace_cka").exp_()
+        return _varying(apart / -divisor, "laplace_cka").exp_()
 
     bandwidth = positive_number(bandwidth, "bandwidth of laplace_cka")
     width = None if width is None else positive_number(width, "width of laplace_cka")
@@ -129,6 +129,8 @@ def polynomial_cka(
     Degree 1 is linear CKA. Biased upwards; `debiased=True` U-centres the kernels, as debiased_cka does.
     """
     whole_number(degree, "degree of polynomial_cka", least=1)
+    if offset != 0:  # below 0 it is no kernel
+        offset = positive_number(offset, "offset of polynomial_cka, if not 0,")
 
     def kernel(x: Tensor) -> Tensor:
         gram = _linear(x)
@@ -232,15 +234,14 @@ def _divisor(apart: Tensor, bandwidth: float, name: str) -> Tensor:
     return bandwidth * middle
 
 
-def _varying(exponents: Tensor, width: float | None, name: str) -> Tensor:
-    """The exponents of a kernel; an error if a fixed width is so large or small that they do not tell rows apart."""
-    if width is not None:
-        others = exponents.detach().clone().fill_diagonal_(-torch.inf)
-        if bool(others.amax() < -LARGEST_EXPONENT):
-            raise ValueError(f"{name}(width={width:g}) sees each row as like itself alone: take a larger width")
-        if bool(exponents.detach().amin() > -SMALLEST_EXPONENT):
-            raise ValueError(f"{name}(width={width:g}) sees all rows as equal: take a smaller width")
-    return exponents
+def _varying(exponents: Tensor, name: str) -> Tensor:
+    """The exponents of a kernel; an error if its width is so large or small that they do not tell rows apart."""
+    if bool(exponents.detach().amin() > -SMALLEST_EXPONENT):
+        raise ValueError(f"{name} sees all rows as equal: take a smaller width or bandwidth")
+    nearest = exponents.fill_diagonal_(-torch.inf).detach().amax()
+    if bool(nearest < -LARGEST_EXPONENT):
+        raise ValueError(f"{name} sees each row as like itself alone: take a larger width or bandwidth")
+    return exponents.fill_diagonal_(0)
 
 
 def _median(values: Tensor) -> Tensor:

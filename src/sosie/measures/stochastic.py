@@ -32,6 +32,7 @@ from .shape import distance_between, distance_from
 TRIED = 10  # steps from each start, of which the best goes on
 STEPS = 1000
 SETTLED = 1e-14  # gain of the last step, as a share of the sum
+UNEVEN = 1e-6  # of the largest entry of a given covariance: more than this is no rounding
 NEAREST = 1e-8  # of the mean distance: closer responses pull no harder
 
 by_distribution = functools.partial(
@@ -98,6 +99,8 @@ def energy_shape_distance(pair: PairedRepetitions, q: float = 1.0, starts: int =
 
     def step(rotation: Tensor) -> tuple[Tensor, Tensor]:
         apart = _apart(x, y @ rotation.T)
+        if not bool(apart.any()):  # equal responses: no rotation is better
+            return -apart.mean(), torch.zeros_like(rotation)
         pull = apart.clamp_min(NEAREST * float(apart.mean())) ** (q - 2)
         return -(apart**q).mean(), torch.einsum("nrp,nrs,nsq->pq", x, pull, y)
 
@@ -176,12 +179,11 @@ def crossnobis(rows: Any, *, noise: Any = None, shrinkage: float | None = None) 
     for none. The same noise is then in Σ and in d, which adds 2 (p + 1) / (r (m − p − 1)) on average without shrinkage,
     with r repetitions and m = n (r − 1). NumPy or torch, as rows came.
     """
-    given = _tensor(rows)
-    side = Repetitions.of(given)
+    given = _responses(rows, least=2)
     if noise is None:
-        found = _crossnobis(side, shrinkage)
+        found = _crossnobis(Repetitions.of(given), shrinkage)
     else:
-        found = _crossed(given.double() @ _given_whitening(given, noise, shrinkage), side.width)
+        found = _crossed(given.double() @ _given_whitening(given, noise, shrinkage), given.shape[2])
     return found if isinstance(rows, Tensor) else found.numpy()
 
 
@@ -190,13 +192,20 @@ def noise_mahalanobis(rows: Any, *, noise: Any = None, shrinkage: float | None =
 
     Not cross-validated: noise adds 2 / r on average. `rows` and the options are those of `crossnobis`.
     """
-    given = _tensor(rows)
-    side = Repetitions.of(given)
+    given = _responses(rows, least=2 if noise is None else 1)
     if noise is None:
-        found = _mahalanobis(side, shrinkage)
+        found = _mahalanobis(Repetitions.of(given), shrinkage)
     else:
-        found = squared_distances(given.double().mean(1) @ _given_whitening(given, noise, shrinkage)) / side.width
+        found = squared_distances(given.double().mean(1) @ _given_whitening(given, noise, shrinkage)) / given.shape[2]
     return found if isinstance(rows, Tensor) else found.numpy()
+
+
+def _responses(rows: Any, least: int) -> Tensor:
+    given = _tensor(rows)
+    if given.ndim != 3 or given.shape[1] < least or not given.numel():
+        shape = tuple(given.shape)
+        raise ValueError(f"rows must be (n, repeats, p), with at least {least} of each stimulus, got {shape}")
+    return given
 
 
 def _tensor(values: Any) -> Tensor:
@@ -212,6 +221,8 @@ def _given_whitening(rows: Tensor, noise: Any, shrinkage: float | None) -> Tenso
     matrix = _tensor(noise).to(rows.device, torch.float64)
     if matrix.shape != (rows.shape[2], rows.shape[2]):
         raise ValueError(f"noise of rows {tuple(rows.shape)} is a covariance (p, p), got {tuple(matrix.shape)}")
+    if bool((matrix - matrix.T).abs().max() > UNEVEN * matrix.abs().max()) or bool(matrix.diagonal().min() < 0):
+        raise ValueError("noise is a covariance: symmetric, with no variance below 0")
     return _whitening(matrix)
 
 

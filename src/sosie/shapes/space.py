@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..capture import number_array
 from ..checks import whole_number
-from ..linalg import centred, near_one, singular
+from ..linalg import centred, near_one, singular, with_room
 
 Array = NDArray[np.float64]
 STEPS = 1000  # of the iteration to a mean
@@ -36,6 +36,10 @@ class MeanShape:
     distances: Array  # (networks,) from the mean
     steps: int  # that it took
 
+    def __repr__(self) -> str:
+        n, k = self.shape.shape
+        return f"<MeanShape of {len(self.distances)} networks: {n} stimuli, {k} columns, variance {self.variance:.4g}>"
+
     @property
     def variance(self) -> float:
         """The mean squared distance to the mean."""
@@ -47,7 +51,7 @@ def mean_shape(networks: Iterable[Any], *, scale: bool = True) -> MeanShape:
 
     Generalised Procrustes analysis: all networks are rotated onto the mean and averaged, until it stays. It starts
     from the principal components of all networks side by side, so their order does not matter. The mean has the columns
-    of the widest network, at most n. Networks that are far apart may have several local means, of which it finds one.
+    of the widest network, at most n. There may be several local means, of which it finds one.
     """
     points = _points(networks, scale)
     mean, steps = _mean(points, scale)
@@ -153,7 +157,7 @@ def _points(networks: Iterable[Any], scale: bool, *, shorten: bool = True) -> Te
     if shorten and width > len(given[0]):  # n coordinates suffice, since all that reads them ignores rotations
         given = [torch.linalg.qr(rows.T, mode="r").R.T if rows.shape[1] > len(rows) else rows for rows in given]
         width = len(given[0])
-    given = [near_one(rows) if scale else rows for rows in given]
+    given = [near_one(rows) if scale else with_room(rows, f"network {k}") for k, rows in enumerate(given)]
     points = torch.stack([torch.nn.functional.pad(rows, (0, width - rows.shape[1])) for rows in given])
     return points / points.norm(dim=(1, 2), keepdim=True) if scale else points
 
