@@ -264,3 +264,9 @@ def test_bad_input_to_a_comparison() -> None:
         sosie.compare({"a": x}, {"b": y}, measures=["predictivity", "predictivity(folds=4)"])
     c = sosie.compare({"a": x}, {"b": y}, measures="predictivity(folds=15)")
     assert any("of 15 has 1 of 20 rows" in caveat for caveat in c.rows()[0]["caveats"])
+
+
+def test_rows_of_float32_with_a_gradient() -> None:
+    x, y = (torch.from_numpy(side) for side in rows(60))
+    found = predictivity.of(x.float().requires_grad_(), y.float())
+    assert float(found.detach()) == pytest.approx(sosie.measure("predictivity", x, y), abs=1e-5)

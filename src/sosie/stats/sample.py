@@ -263,7 +263,7 @@ class Sample:
             fold = dealt_folds(torch.from_numpy(self.index), folds, seed)
         else:
             fold, folds = self.split, int(self.split.max()) + 1
-        rows = self._coordinates[0][i][0]
+        rows = self._coordinates[0][i][0].double()
         side = self._sites[0][i].memo(("split", folds, seed), lambda _: split_side(rows, fold, folds))
         return splits_of(rows, _centred_neurons(self._sites[1][j]), fold, side, self.noise)
 
