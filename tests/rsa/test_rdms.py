@@ -39,6 +39,12 @@ def test_of_activations_against_scipy(dissimilarity: str, metric: str) -> None:
     assert (found.names, found.dissimilarity, len(found.stimuli)) == (("layer",), dissimilarity, 7)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_of_activations_on_a_gpu() -> None:
+    x = torch.randn(6, 4, device="cuda")
+    assert RDMs.of({"x": x}).values == pytest.approx(RDMs.of({"x": x.cpu()}).values, abs=1e-12)
+
+
 def test_of_a_file_of_activations(tmp_path: Path) -> None:
     x, y = random.normal(size=(2, 6, 3, 2, 2))
     np.savez(tmp_path / "acts.npz", a=x, b=y)
@@ -140,6 +146,10 @@ def test_what_is_no_rdm_is_said() -> None:
         some.select(["cat", "dog"])
     with pytest.raises(ValueError, match="no RDM is called 'subject'"):
         some["subject"]
+    with pytest.raises(TypeError, match="selected by name, not by number: there are s0, s1"):
+        some[0]  # type: ignore[index]
+    with pytest.raises(TypeError, match=r"activations need a name: \{site: array\}, got an array of shape \(5, 3\)"):
+        RDMs.of(np.ones((5, 3)))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="dissimilarity must be one of"):
         RDMs.of({"a": random.normal(size=(5, 3))}, "manhattan")
     with pytest.raises(ValueError, match="gives 24 rows for 6 stimuli"):

@@ -262,6 +262,8 @@ def open_activations(source: Mapping[str, Any] | str | os.PathLike[str]) -> Acti
     """
     if isinstance(source, Mapping):
         return ActivationFile({str(site): _in_memory(site, array) for site, array in source.items()}, "activations")
+    if isinstance(source, (np.ndarray, Tensor)):
+        raise TypeError(f"activations need a name: {{site: array}}, got an array of shape {tuple(source.shape)}")
     path = Path(source)
     suffix = path.suffix.lower()
     if suffix in _PICKLES:

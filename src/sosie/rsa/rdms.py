@@ -90,7 +90,7 @@ class RDMs:
                 )
             if not bool(torch.isfinite(x).all()):
                 raise ValueError(f"the activations of {site.label!r} are NaN or infinite in places")
-            found.append(upper_triangle(measured(with_room(x, site.label))).numpy())
+            found.append(upper_triangle(measured(with_room(x, site.label))).cpu().numpy())
         return cls(np.stack(found), tuple(stimuli), tuple(s.label for s in file.select(sites)), dissimilarity)
 
     @classmethod
@@ -146,6 +146,8 @@ class RDMs:
 
     def __getitem__(self, names: str | Iterable[str]) -> RDMs:
         """The RDMs that names or globs select."""
+        if isinstance(names, (int, slice)):
+            raise TypeError(f"RDMs are selected by name, not by number: there are {listed(self.names)}")
         wanted = {
             name
             for each in ([names] if isinstance(names, str) else names)
