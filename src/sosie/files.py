@@ -169,7 +169,8 @@ def read_json(path: str | os.PathLike[str], form: str | Sequence[str], newest: i
     try:
         content = json.loads(path.read_bytes().decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise DamagedFile(f"{path} is not text, so not a saved {what}") from error
+        hint = "; the class that saved a .safetensors file loads it" if path.suffix == ".safetensors" else ""
+        raise DamagedFile(f"{path} is not text, so not a saved {what}{hint}") from error
     except json.JSONDecodeError as error:
         raise DamagedFile(f"{path} is not whole JSON (line {error.lineno}: {error.msg}); was it cut off?") from error
     except ValueError as error:  # a number of more digits than Python reads

@@ -102,6 +102,8 @@ def test_what_cannot_be_streamed_is_named() -> None:
             sosie.Running(name)
     with pytest.raises(ValueError, match=r"wcka: of weights, without data; use compare_weights"):
         sosie.Running("wcka")
+    with pytest.raises(TypeError, match="a measure is given by its name, got list"):
+        sosie.Running(["linear_cka"])  # type: ignore[arg-type]
     wide = torch.randn(8, 20_000)
     with pytest.raises(ValueError, match=r"mean_cca of 20000 and 20000 neurons would take covariances"):
         sosie.Running("mean_cca").update(wide, wide)

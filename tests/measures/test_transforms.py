@@ -181,6 +181,8 @@ def test_a_file_that_does_not_fit_is_not_read(tmp_path: Path) -> None:
     Transform(pairs.measure, 40, pairs.centre_x, pairs.centre_y, {"pairs": pairs.maps["pairs"] + 5}).save(path)
     with pytest.raises(DamagedFile, match="pairs"):
         Transform.load(path)
+    with pytest.raises(DamagedFile, match=r"not a saved result; the class that saved a \.safetensors file loads it"):
+        sosie.load(path)
     with pytest.raises(OtherFile, match="not a sosie transform file"):
         Transform.load(Path(__file__).parents[1] / "fixtures" / "sketch_a.safetensors")
 

@@ -274,6 +274,8 @@ def find(measure: str | Measure) -> Measure:
             "@sosie.measures.define(reads=sosie.stats.PairedRows, bounds=(0, 1), closer='up', invariant={…}), where "
             "pair.x.rows and pair.y.rows are the two sides"
         )
+    if not isinstance(measure, str):
+        raise TypeError(f"a measure is given by its name, got {type(measure).__name__}")
     name, options = parse_call(measure)
     if name not in MEASURES and not _load(name):
         small = name.lower()
