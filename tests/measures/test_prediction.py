@@ -117,8 +117,8 @@ def test_groups_stay_together() -> None:
 def test_noise_is_divided_out() -> None:
     random = np.random.default_rng(0)
     x = random.normal(size=(400, 6))
-    repetitions = x @ random.normal(size=(6, 8)) + 2.5 * random.normal(size=(6, 400, 8))
-    y = repetitions.mean(0)
+    repetitions = (x @ random.normal(size=(6, 8)))[:, None] + 2.5 * random.normal(size=(400, 6, 8))
+    y = repetitions.mean(1)
     for score in ("r2", "explained_variance", "pearson"):
         plain = sosie.measure("predictivity", x, y, score=score)
         corrected = sosie.measure("predictivity", x, y, score=score, repetitions=repetitions)
@@ -128,9 +128,9 @@ def test_noise_is_divided_out() -> None:
 
 def test_noise_correction_by_its_formula() -> None:
     x, y = rows()
-    noisy = np.stack([y + 0.1, y - 0.1]) + np.random.default_rng(0).normal(size=(2, *y.shape))
-    y = noisy.mean(0)
-    noise = noisy.var(0, ddof=1).mean(0) / 2
+    noisy = np.stack([y + 0.1, y - 0.1], 1) + np.random.default_rng(0).normal(size=(len(y), 2, y.shape[1]))
+    y = noisy.mean(1)
+    noise = noisy.var(1, ddof=1).mean(0) / 2
     plain = sosie.measure("predictivity", x, y)
     share = 1 - noise.sum() / y.var(0).sum()
     assert sosie.measure("predictivity", x, y, repetitions=noisy) == pytest.approx(plain / share, abs=1e-9)
@@ -229,10 +229,10 @@ def test_bad_input() -> None:
         ({"split": [0] * 10 + [1] * 9 + [2]}, "fold 2 of 3 has 1 of 20 rows"),
         ({"groups": [None, "a"] * 10}, "groups must be all numbers or all text, none missing, got NoneType, str"),
         ({"groups": [np.nan, *range(19)]}, "none missing"),
-        ({"repetitions": np.stack([y, y, y])[:, :19]}, r"repetitions of y \(20, 5\) must be \(r, n, q\)"),
-        ({"repetitions": y[None]}, "with r at least 2"),
-        ({"repetitions": np.stack([y, y[::-1]])}, "must be the mean of its repetitions"),
-        ({"repetitions": np.stack([y, -y]) * 9 + y}, "noise leaves nothing to predict"),
+        ({"repetitions": np.stack([y, y, y], 1)[:19]}, r"repetitions of y \(20, 5\) must be \(n, r, q\)"),
+        ({"repetitions": y[:, None]}, "with r at least 2"),
+        ({"repetitions": np.stack([y, y[::-1]], 1)}, "must be the mean of its repetitions"),
+        ({"repetitions": np.stack([y, -y], 1) * 9 + y[:, None]}, "noise leaves nothing to predict"),
     ):
         with pytest.raises(ValueError, match=message):
             value(**options)

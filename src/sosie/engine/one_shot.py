@@ -73,7 +73,7 @@ def measure(
     of one side.
 
     For measures of held-out rows (predictivity), `groups` (n,) keeps the rows of a group in one fold, or `split` (n,)
-    is the fold of each row; `repetitions` (r, n, q) are the repeated recordings of which y is the mean.
+    is the fold of each row; `repetitions` (n, r, q) are the repeated recordings of which y is the mean.
 
     For measures of outputs, x and y are (n,) class numbers, (n, classes) logits or probabilities, or numbers
     (regression), and `labels` (n,) the right classes. `kind` is "logits", "probabilities", "labels" or "regression".
@@ -203,18 +203,18 @@ def _labels(values: Any, name: str, n: int) -> np.ndarray[Any, Any]:
 
 
 def _noise(repetitions: Any, y: Tensor) -> Tensor | None:
-    """(q,) The variance of the noise in y, which is the mean of its repetitions (r, n, q)."""
+    """(q,) The variance of the noise in y, which is the mean of its repetitions (n, r, q)."""
     if repetitions is None:
         return None
     values, _ = _real_numbers(repetitions, "repetitions")
-    if values.ndim != 3 or len(values) < 2 or values.shape[1:] != y.shape:
+    if values.ndim != 3 or values.shape[1] < 2 or (len(values), values.shape[2]) != y.shape:
         raise ValueError(
-            f"repetitions of y {tuple(y.shape)} must be (r, n, q), with r at least 2, got {tuple(values.shape)}"
+            f"repetitions of y {tuple(y.shape)} must be (n, r, q), with r at least 2, got {tuple(values.shape)}"
         )
     values = values.to(y)
-    if not torch.allclose(values.mean(0), y, rtol=1e-4, atol=1e-4 * float(y.std(0).max())):
-        raise ValueError("y must be the mean of its repetitions: repetitions.mean(0), row by row; these do not pair")
-    return values.var(0).mean(0) / len(values)
+    if not torch.allclose(values.mean(1), y, rtol=1e-4, atol=1e-4 * float(y.std(0).max())):
+        raise ValueError("y must be the mean of its repetitions: repetitions.mean(1), row by row; these do not pair")
+    return values.var(1).mean(0) / values.shape[1]
 
 
 def _warn(chosen: Measure, sample: Sample) -> None:
