@@ -13,6 +13,7 @@ from rich.console import Console
 from ..checks import listed
 from ..files import plain_json, write_atomically
 from ..results import QUANTILES, Diff, OutputDiff, SiteDiff, TensorDiff, cell, counted
+from ..results.diff import short
 from .colour import RAMP
 from .page import render_page
 from .terminal import MOST_ROWS, print_bullets, print_columns, print_text, shown_rows
@@ -85,12 +86,7 @@ def _site_cells(site: SiteDiff) -> list[str]:
     name = visible(site.site_a if site.site_a == site.site_b else f"{site.site_a} = {site.site_b}")
     notes = "; ".join([*(["beyond"] if site.beyond else []), *map(visible, site.notes)])
     sqnr = "" if site.sqnr is None else str(round(site.sqnr))
-    return [("  " if site.inside else "") + name, *map(_short, (site.error, site.made, site.floor)), sqnr, notes]
-
-
-def _short(value: float | None) -> str:
-    """An error with the digits that matter; "" if it is not known."""
-    return "" if value is None else f"{value:.2g}"
+    return [("  " if site.inside else "") + name, *map(short, (site.error, site.made, site.floor)), sqnr, notes]
 
 
 def _tensor_cells(tensor: TensorDiff) -> list[str]:
@@ -155,8 +151,8 @@ def write_junit(diff: Diff, path: str | os.PathLike[str]) -> Path:
 
 
 def _failure(site: SiteDiff) -> str:
-    made = "" if site.made is None else f", of which it makes {_short(site.made)} itself"
-    return f"error {_short(site.error)}{made}; the floor is {_short(site.floor)}"
+    made = "" if site.made is None else f", of which it makes {short(site.made)} itself"
+    return f"error {short(site.error)}{made}; the floor is {short(site.floor)}"
 
 
 def _xml(text: str) -> str:

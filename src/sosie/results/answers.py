@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..files import check_schema
 from .storage import Result
-from .tables import MOST_SHOWN, Rows, as_frame, cell, counted, html_table
+from .tables import MOST_SHOWN, Rows, aligned, as_frame, cell, counted, html_table
 
 if TYPE_CHECKING:
     import pandas
@@ -70,7 +69,7 @@ class Answer(Rows, Result):
     def __repr__(self) -> str:
         columns, cells = self.table()
         cells = [[cell if cell.isprintable() else ascii(cell) for cell in row] for row in cells]
-        lines = _aligned([columns, *cells]) if cells else []
+        lines = aligned([columns, *cells]) if cells else []
         if (left := len(self.found) - MOST_SHOWN) > 0:
             lines.append(f"… and {left:,} more: see rows()")
         return "\n".join([self.sentence(), *lines, *self.notes])
@@ -123,11 +122,6 @@ class Neighbours(Answer):
         where = f" at {first['site_b']}" if what == "layers" else ""
         nearest = f"{first['name']}{where} is nearest to {query} ({cell(first['value'])})"
         return f"Of {counted(searched, 'model')} {nearest}.{self._meaning()}"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 # Answers about all models: a map, clusters, duplicates, relatives, recommendations

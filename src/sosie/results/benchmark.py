@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
 from ..checks import nearest
-from ..files import COUNT, check_schema
 from .storage import Result
-
-BOARD = {
-    "scale": {},
-    "data": {},
-    "pairs": {str: int},
-    "conditions": {str: [str]},
-    "left_out": {str: str},
-    "provenance": {},
-    "entries": [{"name": str, "of": str, "closer": (None, str), "notes": [str]}],
-}
 
 
 @dataclass(frozen=True)
@@ -136,12 +124,6 @@ class Leaderboard(Result):
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "rows": self.rows()}
 
-    @classmethod
-    def from_json(cls, content: dict[str, Any], path: str | os.PathLike[str]) -> Leaderboard:
-        check_schema(path, content, BOARD)
-        entries = tuple(Entry(**{**entry, "notes": tuple(entry["notes"])}) for entry in content["entries"])
-        return cls(entries=entries, **{name: content[name] for name in BOARD if name != "entries"})
-
 
 def _order(entry: Entry) -> tuple[float, float, str]:
     value, auc = entry.correlation(), entry.auc
@@ -154,27 +136,6 @@ def _mean(entry: Entry, side: str) -> float | None:
 
 
 # The cost of measures
-
-COSTS = {
-    "models": [str],
-    "device": str,
-    "memory": str,
-    "rows_rule": str,
-    "provenance": {},
-    "costs": [
-        {
-            "measure": str,
-            "probes": (None, COUNT),
-            "sites": COUNT,
-            "forward_flops": COUNT,
-            "measure_flops": COUNT,
-            "seconds": float,
-            "peak_bytes": COUNT,
-            "statistic": str,
-            "unknown": [str],
-        }
-    ],
-}
 
 
 @dataclass(frozen=True)
@@ -229,14 +190,3 @@ class Costs(Result):
 
     def rows(self) -> list[dict[str, Any]]:
         return [{**asdict(cost), "flops": cost.flops, "unknown": list(cost.unknown)} for cost in self]
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any], path: str | os.PathLike[str]) -> Costs:
-        check_schema(path, content, COSTS)
-        costs = tuple(Cost(**{**row, "unknown": tuple(row["unknown"])}) for row in content["costs"])
-        first, second = content["models"]
-        about = {name: content[name] for name in ("device", "memory", "rows_rule", "provenance")}
-        return cls((first, second), costs, **about)

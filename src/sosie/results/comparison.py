@@ -13,7 +13,7 @@ import numpy as np
 from ..checks import nearest
 from ..files import COUNT, check_schema
 from ..notebook import figure, html_figures
-from .storage import Array, Result, array_of, nested
+from .storage import Array, Result, array_of, nested, rebuilt, schema_of
 from .tables import number
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Pair = tuple[int, int]
 
 FARTHEST = 1e100  # the largest bound; larger ones cannot be squared
-SIDE = {"name": str, "sites": [str], "widths": [int], "shapes": [[int]], "dtypes?": [str], "left_out?": [[str]]}
 ESTIMATE = {  # arrays are checked as they are read
     "n": COUNT,
     "statistic": str,
@@ -40,14 +39,6 @@ ESTIMATE = {  # arrays are checked as they are read
     "meaning?": str,
     "paper?": str,
     "p_floor?": (float, None),
-}
-COMPARISON = {
-    "side_a": SIDE,
-    "side_b": SIDE,
-    "rows_rule": str,
-    "provenance": {},
-    "values": {str: ESTIMATE},
-    "kind?": get_args(Kind),
 }
 
 
@@ -73,14 +64,11 @@ class Side:
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Side:
         """A side from the content that `asdict` made of it."""
-        return cls(
-            name=content["name"],
-            sites=tuple(content["sites"]),
-            widths=tuple(content["widths"]),
-            shapes=tuple(map(tuple, content["shapes"])),
-            dtypes=tuple(content.get("dtypes", ())),
-            left_out=tuple((site, why) for site, why in content.get("left_out", ())),
-        )
+        side: Side = rebuilt(cls, content)
+        return side
+
+
+SIDE = schema_of(Side)
 
 
 @dataclass(frozen=True)
@@ -197,7 +185,7 @@ class Estimate:
         if low is not None and high is not None and not low < high:
             raise ValueError(f"bounds go from {low} to {high}")
         plain = {name: content[name] for name in ("n", "statistic", "closer", "same")}
-        caveats = (Caveat(c["text"], c["site_a"], c["site_b"], c.get("undefined", False)) for c in content["caveats"])
+        caveats = (rebuilt(Caveat, caveat) for caveat in content["caveats"])
         about = {name: content.get(name, "") for name in ("meaning", "paper")}
         return cls(
             **arrays, **plain, **about, p_floor=content.get("p_floor"), bounds=(low, high), caveats=tuple(caveats)
@@ -212,6 +200,14 @@ class Estimate:
             return (self.value - self.null) / (self.same - self.null)
 
 
+COMPARISON = {
+    "side_a": SIDE,
+    "side_b": SIDE,
+    "rows_rule": str,
+    "provenance": {},
+    "values": {str: ESTIMATE},
+    "kind?": get_args(Kind),
+}
 # The arrays of an estimate, all of one shape
 ARRAYS = ("value", "low", "high", "null", "null_spread", "p", "p_search", "block_error")
 

@@ -3,86 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import asdict, dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..files import COUNT, check_schema, plain_json
 from .storage import Result
-from .tables import cell, html_table
+from .tables import aligned, cell, html_table
 
-if TYPE_CHECKING:
-    pass
-
-NUMBER = (float, None)  # None: undefined or infinite
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
-PLACE = {"input": COUNT, "index": [COUNT]}
-SITE = {
-    "site_a": str,
-    "site_b": str,
-    "paired": str,
-    "shape": [COUNT],
-    "dtype_a": str,
-    "dtype_b": str,
-    "inside": str,
-    "error": NUMBER,
-    "low": NUMBER,
-    "high": NUMBER,
-    "made": NUMBER,
-    "floor": NUMBER,
-    "made_floor": NUMBER,
-    "beyond": bool,
-    "sqnr": NUMBER,
-    "largest": NUMBER,
-    "at": (None, PLACE),
-    "cosine": NUMBER,
-    "least_cosine": NUMBER,
-    "mismatched": NUMBER,
-    "quantiles": [NUMBER],
-    "shift": NUMBER,
-    "slope": NUMBER,
-    "inputs": COUNT,
-    "notes": [str],
-}
-OUTPUT = {
-    "measure": str,
-    "value": NUMBER,
-    "low": NUMBER,
-    "high": NUMBER,
-    "at": (None, PLACE),
-    "meaning": str,
-}
-TENSOR = {
-    "name_a": (None, str),
-    "name_b": (None, str),
-    "shape": [COUNT],
-    "dtype_a": (None, str),
-    "dtype_b": (None, str),
-    "equal": bool,
-    "change": NUMBER,
-    "largest": NUMBER,
-    "at": (None, [COUNT]),
-    "rank": NUMBER,
-    "low_rank": (None, int),
-    "notes": [str],
-}
-SCHEMA = {
-    "name_a": str,
-    "name_b": str,
-    "same": bool,
-    "verdict": str,
-    "first": (None, str),
-    "sites": [SITE],
-    "outputs": [OUTPUT],
-    "weights": [TENSOR],
-    "floor": str,
-    "factor": NUMBER,
-    "unpaired_a": [str],
-    "unpaired_b": [str],
-    "caveats": [str],
-    "provenance": {},
-}
 
 
 @dataclass(frozen=True)
@@ -126,13 +54,6 @@ class SiteDiff:
     inputs: int = 0
     notes: tuple[str, ...] = ()  # what is to be said beside the numbers: scaled, shifted, axes in another order …
 
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> SiteDiff:
-        """A site from content that fits the schema."""
-        nan = {"error": float("nan")} if content["error"] is None else {}
-        sequences = {name: tuple(content[name]) for name in ("shape", "quantiles", "notes")}
-        return cls(**{**content, **sequences, **nan, "at": _place(content["at"])})
-
 
 @dataclass(frozen=True)
 class OutputDiff:
@@ -144,11 +65,6 @@ class OutputDiff:
     high: float | None = None
     at: Place | None = None  # of an extreme: the input and the token
     meaning: str = ""
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> OutputDiff:
-        nan = {"value": float("nan")} if content["value"] is None else {}
-        return cls(**{**content, **nan, "at": _place(content["at"])})
 
 
 @dataclass(frozen=True)
@@ -168,18 +84,10 @@ class TensorDiff:
     low_rank: int | None = None  # the exact rank if it is much lower than full: a LoRA
     notes: tuple[str, ...] = ()
 
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> TensorDiff:
-        at = None if content["at"] is None else tuple(content["at"])
-        return cls(**{**content, "shape": tuple(content["shape"]), "notes": tuple(content["notes"]), "at": at})
 
-
-def _written(value: float | None) -> str:
+def short(value: float | None) -> str:
+    """An error with the digits that matter; "" if it is not known."""
     return "" if value is None else f"{value:.2g}"
-
-
-def _place(content: dict[str, Any] | None) -> Place | None:
-    return None if content is None else Place(content["input"], tuple(content["index"]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,44 +111,29 @@ class Diff(Result):
     caveats: tuple[str, ...] = ()
     provenance: dict[str, Any] = field(default_factory=dict)
 
-    def as_json(self) -> dict[str, Any]:
-        return plain_json(asdict(self))
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any], path: str | os.PathLike[str]) -> Diff:
-        check_schema(path, content, SCHEMA)
-        kinds: dict[str, Any] = {"sites": SiteDiff, "outputs": OutputDiff, "weights": TensorDiff}
-        parts: dict[str, Any] = {name: tuple(map(kind.from_json, content[name])) for name, kind in kinds.items()}
-        texts: dict[str, Any] = {name: tuple(content[name]) for name in ("unpaired_a", "unpaired_b", "caveats")}
-        plain: dict[str, Any] = {name: content[name] for name in SCHEMA if name not in parts and name not in texts}
-        return cls(**plain, **parts, **texts)
-
     def rows(self) -> list[dict[str, Any]]:
         """One dict per pair of sites; without sites one per tensor."""
         return [asdict(row) for row in self.sites or self.weights]
 
     def worst(self, count: int = 5) -> list[SiteDiff]:
         """The sites with the largest errors, largest first; undefined ones come first."""
-        return sorted(self.sites, key=lambda site: site.error if math.isfinite(site.error) else math.inf, reverse=True)[
-            :count
-        ]
+        ordered = sorted(self.sites, key=lambda site: -site.error if math.isfinite(site.error) else -math.inf)
+        return ordered[:count]
 
     def as_text(self, most: int = 20) -> str:
         """The verdict, and a line for each of the first sites or tensors that differ."""
         if self.sites:
             heads = ("site", "error", "makes itself", "floor")
             differ = [s for s in self.sites if s.beyond] or list(self.sites)
-            rows = [(s.site_a, *(_written(x) for x in (s.error, s.made, s.floor))) for s in differ]
+            rows = [(s.site_a, *map(short, (s.error, s.made, s.floor))) for s in differ]
         else:
             heads = ("tensor", "change", "largest", "")
-            changed = [t for t in self.weights if not t.equal]
             rows = [
-                (t.name_a or t.name_b or "", _written(t.change), _written(t.largest), "; ".join(t.notes))
-                for t in changed
+                (t.name_a or t.name_b or "", short(t.change), short(t.largest), "; ".join(t.notes))
+                for t in self.weights
+                if not t.equal
             ]
-        lines = [heads, *rows[:most]] if rows else []
-        widths = [max(len(line[k]) for line in lines) for k in range(4)] if lines else []
-        table = ["  ".join(text.ljust(w) for text, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+        table = aligned([heads, *rows[:most]]) if rows else []
         more = [f"and {len(rows) - most:,} more"] if len(rows) > most else []
         return "\n".join([self.verdict, *table, *more, *self.caveats])
 

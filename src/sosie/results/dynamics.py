@@ -201,15 +201,10 @@ class Dynamics(Result):
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
     """Spearman's correlation, with mean ranks for ties; None for fewer than two pairs or a constant side."""
+    from scipy.stats import rankdata
+
     if len(pairs) < 2:
         return None
-    x, y = (_ranks(np.array(side, dtype=np.float64)) for side in zip(*pairs, strict=True))
+    x, y = (rankdata(side) - (len(pairs) + 1) / 2 for side in zip(*pairs, strict=True))
     size = math.sqrt(float((x @ x) * (y @ y)))
     return float(x @ y) / size if size else None
-
-
-def _ranks(values: Array) -> Array:
-    """Centred ranks."""
-    _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[index]
-    return ranks - ranks.mean()

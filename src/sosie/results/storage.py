@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from ..files import OtherFile, read_json, reading, write_json
+from ..files import COUNT, OtherFile, check_schema, plain_json, read_json, reading, write_json
 from .tables import as_frame
 
 if TYPE_CHECKING:
@@ -20,7 +22,10 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Result:
-    """The base of everything that can be saved; the first class that names a format reads its files."""
+    """The base of everything that can be saved; the first class that names a format reads its files.
+
+    A dataclass whose fields are plain data is written and read as they are declared; others say how.
+    """
 
     format: ClassVar[str]
     readers: ClassVar[dict[str, type[Result]]] = {}
@@ -38,12 +43,14 @@ class Result:
 
     def as_json(self) -> dict[str, Any]:
         """The content of its file."""
-        raise NotImplementedError
+        return plain_json(asdict(self))  # type: ignore[call-overload]
 
     @classmethod
     def from_json(cls, content: dict[str, Any], path: str | os.PathLike[str]) -> Result:
         """The result in a file; DamagedFile or ValueError if its content is inconsistent."""
-        raise NotImplementedError
+        check_schema(path, content, schema_of(cls))
+        result: Result = rebuilt(cls, content)
+        return result
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write JSON that `sosie.load` reads back exactly."""
@@ -67,6 +74,45 @@ def load(path: str | os.PathLike[str]) -> Result:
     content = read_json(path, tuple(Result.readers), VERSION, "result")
     with reading(path):
         return Result.readers[content["format"]].from_json(content, path)
+
+
+# Dataclasses of plain data in files: text, numbers, and tuples, dicts and dataclasses of those
+
+
+@cache
+def _types_of(kind: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields by name, with a question mark if they have a default; {} for other types."""
+    if not is_dataclass(kind):
+        return {}
+    hints = get_type_hints(kind)
+    optional = {f.name for f in fields(kind) if f.default is not MISSING or f.default_factory is not MISSING}
+    return {f.name + "?" * (f.name in optional): hints[f.name] for f in fields(kind)}
+
+
+def schema_of(kind: Any) -> Any:
+    """The schema of a type, as `check_schema` takes it; a field with a default may be missing, as in older files."""
+    if types := _types_of(kind):
+        return {name: schema_of(inner) for name, inner in types.items()}
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (tuple, list):
+        return [schema_of(inner[0])]
+    if origin is dict:
+        return {} if inner[1] is Any else {str: schema_of(inner[1])}
+    if type(None) in inner:
+        return (None, schema_of(inner[0]))
+    return {int: COUNT, float: (float, None)}.get(kind, kind)  # NaN is written as null
+
+
+def rebuilt(kind: Any, content: Any) -> Any:
+    """The value of a type, from what `asdict` and JSON made of it, which fits its schema."""
+    if types := {name.rstrip("?"): inner for name, inner in _types_of(kind).items()}:
+        return kind(**{name: rebuilt(inner, content[name]) for name, inner in types.items() if name in content})
+    inner = get_args(kind)
+    if get_origin(kind) is tuple:
+        return tuple(rebuilt(inner[0], item) for item in content)
+    if content is None:
+        return math.nan if kind is float else None
+    return rebuilt(inner[0], content) if type(None) in inner else content
 
 
 def nested(array: Array) -> Any:

@@ -59,6 +59,12 @@ def counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each row of cells, in columns as wide as their widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
 def html_table(
     titles: Sequence[str],
     rows: Sequence[Sequence[str]],
