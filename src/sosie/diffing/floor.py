@@ -6,10 +6,10 @@ import copy
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -32,13 +32,16 @@ HIGHER = {torch.float32: torch.float64, torch.bfloat16: torch.float32, torch.flo
 BITS = {torch.float64: "float64", torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(NamedTuple):
     """The floor at one site: of its error, of the error that its module makes, and of what arrives at it."""
 
     error: float
     made: float
     arrives: float
+
+    def at_least(self, other: Level) -> Level:
+        """The larger of both, number by number."""
+        return Level(*map(max, self, other))
 
 
 @dataclass
@@ -106,7 +109,9 @@ class Floor:
             return  # what is saved does not change
         note = self.a.mixing(first)
         if note is None or UNKNOWN in note:
-            self._add_batch()
+            fewer = 1 if self.a.on_cpu() and torch.get_num_threads() > 1 else None
+            words = "A with half as many inputs at a time" + (" and one thread" if fewer else "")
+            self.variants.append(Variant(self.a, words, share=0.5, threads=fewer))
         else:
             self.caveats.append(f"{note}; the floor leaves this out")
         if note is not None and UNKNOWN not in note and MIXES not in note:
@@ -115,11 +120,6 @@ class Floor:
             self._add_copy(dtype, memory, f"A in {BITS.get(dtype, dtype)}, the type of B")
         elif dtype in HIGHER:
             self._add_copy(HIGHER[dtype], memory, f"A in {BITS[HIGHER[dtype]]}")
-
-    def _add_batch(self) -> None:
-        fewer = 1 if self.a.on_cpu() and torch.get_num_threads() > 1 else None
-        words = "A with half as many inputs at a time" + (" and one thread" if fewer else "")
-        self.variants.append(Variant(self.a, words, share=0.5, threads=fewer))
 
     def _add_copy(self, dtype: torch.dtype, memory: int, words: str) -> None:
         """A copy of A in another type, or what comes near it."""
@@ -168,45 +168,33 @@ class Floor:
 
     def at(self, pairs: Sequence[Pair], chunks: Sequence[Chunk], under: Pair = WHOLE) -> dict[str, Level]:
         """The floor at the sites of A in these pairs, measured on a few inputs."""
-        own = [Pair(pair.a, pair.b if self.of_b else pair.a, "") for pair in pairs]
-        labels = [*(pair.a for pair in own), under.a]
-        nothing = Level(0.0, 0.0, 0.0)
-        level = {
-            label: Level(*(max(self.least, x) for x in _numbers(self.known.get(label, nothing)))) for label in labels
-        }
+        labels = {pair.a: pair.b if self.of_b else pair.a for pair in [*pairs, under]}  # of A, and where it is measured
+        rounding = Level(self.least, self.least, self.least)
+        levels = {label: rounding.at_least(self.known.get(label, rounding)) for label in labels}
         for variant in list(self.variants):
             try:
-                found = self._measured(variant, own, chunks, Pair(under.a, under.b if self.of_b else under.a, ""))
-            except (
-                RuntimeError,
-                ValueError,
-                TypeError,
-                AssertionError,
-            ) as error:  # code with a fixed type does not run in another
+                run = self._replayed(variant, list(labels.values()), chunks)
+            except (RuntimeError, ValueError, TypeError, AssertionError) as error:
+                # Code with a fixed type does not run in another.
                 self.variants.remove(variant)
                 self.caveats.append(f"the floor lacks {variant.words}, which does not run: {_first_sentence(error)}")
                 self.words = "; ".join(each.words for each in self.variants) or TYPE_ALONE
                 continue
-            level = {
-                label: Level(*(max(x, y) for x, y in zip(_numbers(level[label]), found[label], strict=True)))
-                for label in labels
-            }
-        return level
+            levels = {label: level.at_least(_level_of(run, labels[label])) for label, level in levels.items()}
+        return levels
 
-    def _measured(
-        self, variant: Variant, pairs: Sequence[Pair], chunks: Sequence[Chunk], under: Pair
-    ) -> dict[str, tuple[float, float, float]]:
-        pairs = [*pairs, under]
-        measured = [Pair(pair.b, pair.b, "") for pair in pairs]
+    def _replayed(self, variant: Variant, labels: Sequence[str], chunks: Sequence[Chunk]) -> Replay:
+        """A against a variant of itself at these sites, the last of which is around the others."""
+        *pairs, under = (Pair(label, label, "") for label in labels)
         around = partial(_conditions, variant)
-        run = Replay(self.a, variant.subject, measured[:-1], under=measured[-1], share=variant.share, around=around)
+        run = Replay(self.a, variant.subject, pairs, under=under, share=variant.share, around=around)
         for chunk in chunks:
             run.read(chunk)
-        return {pair.a: floor_numbers(run, pair.b) for pair in pairs}
+        return run
 
 
-def floor_numbers(run: Replay, label: str) -> tuple[float, float, float]:
-    """Error, made and arriving of A against itself; 0 where it could not be measured."""
+def _level_of(run: Replay, label: str) -> Level:
+    """What A differs from itself by; 0 where it could not be measured."""
     entries = run.entries.get(label)
     error = 0.0
     if entries is not None and float(entries.aa.sum()) and not float(entries.lone):
@@ -214,16 +202,12 @@ def floor_numbers(run: Replay, label: str) -> tuple[float, float, float]:
     at_end = label == run.under.a
     made = run.leaves if at_end else run.made.get(label)
     arrives = run.inputs if at_end else run.arrives.get(label)
-    return error, _finite(made), _finite(arrives)
+    return Level(error, _finite(made), _finite(arrives))
 
 
 def _finite(gap: Gap | None) -> float:
     value = None if gap is None else gap.value()
     return 0.0 if value is None or value == float("inf") else value
-
-
-def _numbers(level: Level) -> tuple[float, float, float]:
-    return level.error, level.made, level.arrives
 
 
 def _first_sentence(error: Exception) -> str:
@@ -234,8 +218,8 @@ def _first_sentence(error: Exception) -> str:
 def _conditions(variant: Variant) -> Iterator[None]:
     before = torch.get_num_threads()
     with ExitStack() as stack:
-        stack.enter_context(matmul_precision("tf32") if variant.tf32 else nullcontext())
         if variant.tf32:
+            stack.enter_context(matmul_precision("tf32"))
             stack.enter_context(switched(torch.backends.cudnn, "allow_tf32", True))
         if variant.threads is not None:
             torch.set_num_threads(variant.threads)

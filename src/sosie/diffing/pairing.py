@@ -198,7 +198,7 @@ def _between(run_a: Sequence[Seen], run_b: Sequence[Seen], *, strict: bool) -> d
 
 
 def _all_alike(a: Sequence[Seen], b: Sequence[Seen]) -> bool:
-    return len(a) == len(b) and all(_alike(x, y) for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(sorted(x.shape) == sorted(y.shape) for x, y in zip(a, b, strict=True))
 
 
 SAME_NUMBERS = 0.3  # relative error below which numbers count as the same, allowing for an error
@@ -293,13 +293,8 @@ def _corner(activation: Tensor | None, axis: int) -> Tensor | None:
     return real_numbers(activation).double().cpu()
 
 
-def _alike(x: Seen, y: Seen) -> bool:
-    return sorted(x.shape) == sorted(y.shape)
-
-
 def no_pairs(a: Sequence[Seen], b: Sequence[Seen]) -> ValueError:
     """The error where no site of A has a counterpart in B."""
-
     return ValueError(
         f"no site of A has a counterpart in B: their names differ, and so do their number, order or shapes. A has "
         f"{len(a)}: {_shown(a)}. B has {len(b)}: {_shown(b)}. {_ADVICE}"

@@ -72,13 +72,18 @@ def record(
         calls, _, masks = subject.recorder([*labels, OUTPUT])(chunk)
         measured = Floor.of(floor, subject, subject, parse_size(memory) or MEMORY, chunk.batch)
         levels = measured.at([Pair(label, label, "") for label in labels], [chunk])
-    tensors: list[Tensor] = []
-    store = _Store(tensors)
+    tensors: dict[int, tuple[int, Tensor]] = {}
+
+    def stored(call: Call) -> dict[str, Any]:
+        given = _plain(list(call.arguments), tensors) if replay else [[], {}]
+        return {"names": list(call.names), "given": given, "returned": _plain(call.output, tensors)}
+
+    batch = rebuild(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, chunk.batch)
     value = {
-        "batch": store.plain(_on_cpu(chunk.batch)) if keep else None,
-        "masks": store.plain([masks.tokens, masks.decoder]),
-        "calls": {label: store.call(call, given=replay) for label, call in calls.items()},
-        "tensors": tensors,
+        "batch": _plain(batch, tensors) if keep else None,
+        "masks": _plain([masks.tokens, masks.decoder], tensors),
+        "calls": {label: stored(call) for label, call in calls.items()},
+        "tensors": [in_layout(tensor.detach().cpu()) for _, tensor in tensors.values()],
     }
     about = {
         "name": subject.name,
@@ -86,12 +91,15 @@ def record(
         "dtype": str(subject.dtype).removeprefix("torch."),
         "inputs": count,
         "digest": digest_of(chunk.batch),
-        "sites": [{"label": site.label, "shape": list(site.shape), "dtype": _name(site.dtype)} for site in seen],
+        "sites": [
+            {"label": site.label, "shape": list(site.shape), "dtype": str(site.dtype).removeprefix("torch.")}
+            for site in seen
+        ],
         "floor": floor,
         "floor_words": measured.words,
         "caveats": [f"{subject.name}: {site} {why}, and is left out" for site, why in subject.silent.items()]
         + measured.caveats,
-        "levels": {label: [each.error, each.made, each.arrives] for label, each in levels.items()},
+        "levels": {label: list(level) for label, level in levels.items()},
         "provenance": provenance(data=data),
     }
     return write_nested(out, "record", VERSION, about, value)
@@ -107,40 +115,19 @@ def _default_sites(subject: Subject) -> Any:
     return [(site, None, False) for site in [*sites, *outside(names, sites)]]  # nobody has named them
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _on_cpu(batch: Any) -> Any:
-    return rebuild(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, batch)
-
-
-class _Store:
-    """Turns structures into what a file can hold; a tensor that occurs twice is kept once."""
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self.tensors = tensors
-        self._known: dict[int, int] = {}
-
-    def call(self, call: Call, *, given: bool) -> dict[str, Any]:
-        arguments = self.plain(list(call.arguments)) if given else [[], {}]
-        return {"names": list(call.names), "given": arguments, "returned": self.plain(call.output)}
-
-    def plain(self, structure: Any) -> Any:
-        if isinstance(structure, Tensor):
-            if id(structure) not in self._known:
-                self._known[id(structure)] = len(self.tensors)
-                self.tensors.append(in_layout(structure.detach().cpu()))
-            return {_TENSOR: self._known[id(structure)]}
-        if isinstance(structure, Mapping):
-            return {str(key): self.plain(part) for key, part in structure.items()}
-        if isinstance(structure, (list, tuple)):
-            return [self.plain(part) for part in structure]
-        if isinstance(structure, PLAIN):
-            return structure
-        if isinstance(structure, (np.ndarray, np.generic)) and structure.dtype.kind in "biufc":
-            return self.plain(torch.as_tensor(structure))
-        return {key: self.plain(part) for key, part in held_tensors(structure).items()} or None
+def _plain(structure: Any, tensors: dict[int, tuple[int, Tensor]]) -> Any:
+    """What a file can hold of a structure; its tensors, each with its number, go to `tensors`, by id: each once."""
+    if isinstance(structure, Tensor):
+        return {_TENSOR: tensors.setdefault(id(structure), (len(tensors), structure))[0]}
+    if isinstance(structure, Mapping):
+        return {str(key): _plain(part, tensors) for key, part in structure.items()}
+    if isinstance(structure, (list, tuple)):
+        return [_plain(part, tensors) for part in structure]
+    if isinstance(structure, PLAIN):
+        return structure
+    if isinstance(structure, (np.ndarray, np.generic)) and structure.dtype.kind in "biufc":
+        return _plain(torch.as_tensor(structure), tensors)
+    return {key: _plain(part, tensors) for key, part in held_tensors(structure).items()} or None
 
 
 def _whole(structure: Any, tensors: Sequence[Tensor]) -> Any:

@@ -309,12 +309,8 @@ class Replay:
             self._isolated(chunk, calls, masks, labels, outermost=level == 0)
         self._note_worst()
 
-    def _counterparts(self, calls: dict[str, Call], pairs: Sequence[Pair]) -> dict[str, tuple[Pair, Call]]:
-        """By B's label, the pairs that both models passed."""
-        return {pair.b: (pair, calls[pair.a]) for pair in pairs if pair.a in calls}
-
     def _total(self, chunk: Chunk, calls: dict[str, Call], masks: TokenMasks, answer: Any) -> None:
-        counterparts = self._counterparts(calls, [*self.pairs, self.under])
+        counterparts = {pair.b: (pair, calls[pair.a]) for pair in [*self.pairs, self.under] if pair.a in calls}
 
         @products()  # B itself runs as A does, with autocast and the precision that the caller chose
         def enter(label: str, module: nn.Module, given: Arguments) -> Arguments | None:
@@ -388,13 +384,10 @@ class Replay:
 
     def _note_worst(self) -> None:
         """Read the sums of the chunk all at once: a GPU is waited for each time."""
-        names = ("lone", "dd", "aa", "lone_at", "at")
-        rows = [[getattr(found, name).sum() if name in names[:3] else getattr(found, name)[0] for name in names]
-                for found in self._fresh]  # fmt: skip
+        numbers = [(e.lone.sum(), e.dd.sum(), e.aa.sum(), e.lone_at[0], e.at[0]) for e in self._fresh]
         self._fresh = []
-        for row in rows:
-            row[:] = [number.double() for number in row]
-        for lone, apart, size, lone_at, at in torch.stack([torch.stack(row) for row in rows]).tolist() if rows else ():
+        rows = [torch.stack([number.double() for number in row]) for row in numbers]
+        for lone, apart, size, lone_at, at in torch.stack(rows).tolist() if rows else ():
             error = math.inf if lone else apart / size if size else 0.0
             if error > self.last_error:
                 self.last_error, self.last_worst = error, int(lone_at if lone else at)
@@ -403,7 +396,7 @@ class Replay:
         self, chunk: Chunk, calls: dict[str, Call], masks: TokenMasks, pairs: Sequence[Pair], *, outermost: bool
     ) -> None:
         """Run B with A's activations into and out of these modules."""
-        counterparts = self._counterparts(calls, [*pairs, self.under])
+        counterparts = {pair.b: (pair, calls[pair.a]) for pair in [*pairs, self.under] if pair.a in calls}
         stand_ins: dict[int, tuple[Tensor, Tensor, int]] = {}  # by id, copies of A's activations: A's, and the version
 
         def is_stand_in(each: Argument) -> bool:
