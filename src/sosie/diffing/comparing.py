@@ -158,37 +158,28 @@ class _Guilt:
     inside: bool  # the module makes it, so it can be opened; else the code before it, or after the last
 
 
-@dataclass
-class _Pairing:
-    """The pairs of sites, and what their numbers say of those that were paired by their place and shape alone."""
+Look = tuple[list[Seen], dict[str, Tensor]]  # sites in execution order, and their activations for a few inputs
 
-    pairs: list[Pair]
-    shuffled: set[str]  # sites of A whose features B has in another order
-    doubtful: list[Pair]  # whose numbers are not alike
 
-    @classmethod
-    def of(
-        cls,
-        a: Sequence[Seen],
-        first_a: Mapping[str, Tensor],
-        b: Sequence[Seen],
-        first_b: Mapping[str, Tensor],
-        wanted: Mapping[str, str],
-        *,
-        strict: bool = True,
-    ) -> _Pairing:
-        found = pair_sites(a, b, wanted=wanted, strict=strict)
-        guessed = {pair.a for pair in found if pair.is_doubtful}
-        if len(guessed) == len(found) < min(len(a), len(b)) / 2 + 0.5 and a and b and strict:
-            raise no_pairs(a, b)
-        shuffled = {pair.a for pair in found if same_features(first_a[pair.a], first_b[pair.b])}
-        pairs = with_axes(found, first_a, first_b)
-        unlike = [pair for pair in pairs if pair.a in guessed - shuffled and pair.axes is None]
-        return cls(pairs, shuffled, [pair for pair in unlike if not near(first_a[pair.a], first_b[pair.b])])
-
-    @property
-    def sure(self) -> list[Pair]:
-        return [pair for pair in self.pairs if pair not in self.doubtful]
+def _paired(
+    a: Look, b: Look, wanted: Mapping[str, str], *, strict: bool = True
+) -> tuple[list[Pair], list[Pair], set[str]]:
+    """The pairs of sites; those of them by place and shape alone whose numbers are not alike; and the sites of A whose
+    features B has in another order.
+    """
+    (seen_a, first_a), (seen_b, first_b) = a, b
+    found = pair_sites(seen_a, seen_b, wanted=wanted, strict=strict)
+    guessed = {pair.a for pair in found if pair.is_doubtful}
+    if len(guessed) == len(found) < min(len(seen_a), len(seen_b)) / 2 + 0.5 and seen_a and seen_b and strict:
+        raise no_pairs(seen_a, seen_b)
+    shuffled = {pair.a for pair in found if same_features(first_a[pair.a], first_b[pair.b])}
+    pairs = with_axes(found, first_a, first_b)
+    doubtful = [
+        pair
+        for pair in pairs
+        if pair.a in guessed - shuffled and pair.axes is None and not near(first_a[pair.a], first_b[pair.b])
+    ]
+    return pairs, doubtful, shuffled
 
 
 class _Run:
@@ -199,7 +190,11 @@ class _Run:
         self.caveats: list[str] = []
         self.answers = AnswerSums()
         self.look = self._first(min(LOOK, count_inputs(stream.first)))
-        self._check_modes()
+        for subject in (a, b):
+            if training := subject.in_training():
+                self.caveats.append(
+                    f"{subject.name} is in evaluation mode, but not {listed(training, 3)}, which stay in training mode"
+                )
         if isinstance(a, Saved) or isinstance(b, Saved):
             self.caveats += pairing_notes(a, b, stream.first)
         if a.dtype != b.dtype:
@@ -212,18 +207,11 @@ class _Run:
         for subject in (a, b):
             if isinstance(subject, Subject):
                 self._settle(subject)
-        self.pairs, self.seen_a, self.seen_b = self._pair(map)
+        self._pair(map)
         if isinstance(a, Record):
             self.floor = a.floor(floor, b)
         else:
             self.floor = Floor.of(floor, cast(Subject, a), b, memory, stream.first)
-
-    def _check_modes(self) -> None:
-        for subject in (self.a, self.b):
-            if training := subject.in_training():
-                self.caveats.append(
-                    f"{subject.name} is in evaluation mode, but not {listed(training, 3)}, which stay in training mode"
-                )
 
     # Before the pass
 
@@ -252,48 +240,49 @@ class _Run:
             raise ValueError(f"{name} takes batches of {size}, but there are only {counted(there, 'input')}")
         self.look = self._first(size)
 
-    def _pair(self, map: Map) -> tuple[list[Pair], list[Seen], list[Seen]]:
-        """The sites of both models, from a look at a few inputs, and which belong together."""
-        seen_a, first_a = self._sites(self.a)
-        wanted = read_map(map, [site.label for site in seen_a])
+    def _pair(self, map: Map) -> None:
+        """Find the sites of both models, from a look at a few inputs, and which belong together."""
+        look_a = self._sites(self.a)
+        wanted = read_map(map, [site.label for site in look_a[0]])
         given = self.a.sites, self.b.sites
         self.of_record = isinstance(self.a, Record) and given[1] is not None  # some of its sites, as asked for
-        self.b.sites = self._sites_of_b(seen_a, wanted)
+        self.b.sites = self._sites_of_b(look_a[0], wanted)
         try:
-            seen_b, first_b = self._sites(self.b)
+            look_b = self._sites(self.b)
         except SilentSite:  # B has modules of these names, but what they did is written out, as by torch.fx
             if given != (None, None) or wanted or isinstance(self.a, Record):
                 raise
             self.a.sites = self.b.sites = "leaves"
-            (seen_a, first_a), (seen_b, first_b) = self._sites(self.a), self._sites(self.b)
+            look_a, look_b = self._sites(self.a), self._sites(self.b)
+        seen_a, first_a = look_a
         if isinstance(unwrap(self.b.model), torch.jit.ScriptModule):
-            seen_b = _layers_of_script(self.b, seen_a)
-            first_b = {each.label: first_a[each.label] for each in seen_b}
-            if seen_b:
+            layers = _layers_of_script(self.b, seen_a)
+            look_b = layers, {each.label: first_a[each.label] for each in layers}
+            if layers:
                 self.caveats.append(
                     f"the layers of {self.b.name}, which is TorchScript, cannot be watched: each is run alone on A's "
                     "inputs, so that its error is the one that it makes itself"
                 )
-        check_map(wanted, [site.label for site in seen_a], [site.label for site in seen_b])
-        found = _Pairing.of(seen_a, first_a, seen_b, first_b, wanted)
-        if found.doubtful and given == (None, None) and not wanted and not self.b.sealed:
+        check_map(wanted, [site.label for site in seen_a], [site.label for site in look_b[0]])
+        self.pairs, doubtful, self.shuffled = _paired(look_a, look_b, wanted)
+        if doubtful and given == (None, None) and not wanted and not self.b.sealed:
             self.b.sites = "leaves"  # A may give what a part of B's block gives: before its activation, say
-            more_b, more_first_b = self._sites(self.b)
-            other = _Pairing.of(seen_a, first_a, more_b, more_first_b, wanted, strict=False)
-            if len(other.sure) > len(found.sure):
-                found, seen_b, first_b = other, more_b, more_first_b
-        self.caveats += fused(seen_a, seen_b, found.pairs)
-        if found.doubtful:
-            shown = listed([f"{pair.a} and {pair.b}" for pair in found.doubtful], 3)
+            leaves = self._sites(self.b)
+            other = _paired(look_a, leaves, wanted, strict=False)
+            if len(other[0]) - len(other[1]) > len(self.pairs) - len(doubtful):
+                look_b, (self.pairs, doubtful, self.shuffled) = leaves, other
+        seen_b, first_b = look_b
+        self.caveats += fused(seen_a, seen_b, self.pairs)
+        if doubtful:
+            shown = listed([f"{pair.a} and {pair.b}" for pair in doubtful], 3)
             alike = OUTPUT in first_a and OUTPUT in first_b and near(first_a[OUTPUT], first_b[OUTPUT], NEAR)
             what = "while the outputs agree: they are not compared" if alike else "they are compared all the same"
             self.caveats.append(
                 f"{shown} were matched by position and shape alone; their values differ, {what}. map= sets the pairs"
             )
-            found.pairs = found.sure if alike else found.pairs
-        self.shuffled = found.shuffled
-        seen_a, seen_b = ([replace(site, activation=None) for site in seen] for seen in (seen_a, seen_b))
-        return found.pairs, seen_a, seen_b
+            if alike:
+                self.pairs = [pair for pair in self.pairs if pair not in doubtful]
+        self.seen_a, self.seen_b = ([replace(site, activation=None) for site in seen] for seen in (seen_a, seen_b))
 
     def _sites_of_b(self, seen_a: Sequence[Seen], wanted: Mapping[str, str]) -> Any:
         """B's sites: those asked for, else modules with the names of A's sites, else its own default."""
@@ -309,8 +298,7 @@ class _Run:
             return there
         return [*wanted.values(), *select(names, None)] if wanted else None
 
-    def _sites(self, subject: Reference) -> tuple[list[Seen], dict[str, Tensor]]:
-        """A model's sites in execution order, and their activations for the look."""
+    def _sites(self, subject: Reference) -> Look:
         try:
             found = subject.look_at(self.look)
         except SilentSite as error:
@@ -348,7 +336,9 @@ class _Run:
         run = Replay(self.a, self.b, self.pairs, replay=runs, as_called=True, rtol=rtol, atol=atol)
         worst, most, inputs = self.look, -1.0, 0
         title = f"comparing {self.a.name} and {self.b.name}"
-        floor_chunk = self._floor_chunk()
+        first = count_inputs(self.stream.first)
+        tenth = (self.stream.expected or first) // 10
+        for_floor = min(first, self.stream.max_rows or first, FLOOR_INPUTS, max(LOOK, tenth))
         with Progress(title, self.stream.expected, "inputs") as bar:
             for chunk in self._chunks():
                 run.read(chunk)
@@ -358,17 +348,10 @@ class _Run:
                 if (error := run.last_error) > most:
                     most = error
                     worst = chunk if self.batch_size else _input(chunk, run.last_worst)
-        levels = self.floor.at(self.pairs, [floor_chunk])
+        levels = self.floor.at(self.pairs, [self._first(self.batch_size or for_floor)])
         chunks = [self.look, worst] if worst is not self.look else [self.look]
         search = _Search(self.a, self.b, self.floor, chunks, self.pairs)
         return self._summed_up(run, levels, search, inputs, replay=replay, data=data)
-
-    def _floor_chunk(self) -> Chunk:
-        """The inputs on which the floor is measured: a tenth of them, but a few at least."""
-        first = count_inputs(self.stream.first)
-        tenth = (self.stream.expected or first) // 10
-        count = min(first, self.stream.max_rows or first, FLOOR_INPUTS, max(LOOK, tenth))
-        return self._first(self.batch_size or count)
 
     def _add_answers(self, run: Replay, chunk: Chunk) -> None:
         """What both models answered, if these are logits of the same classes or tokens."""
@@ -388,7 +371,7 @@ class _Run:
     ) -> Diff:
         factor = self.floor.factor
         rows = [
-            self._row(run, pair, levels[pair.a], search)
+            self._row(run, pair, levels[pair.a])
             for pair in [*self.pairs, WHOLE]
             if pair.a in run.entries or pair.a in run.other_shapes
         ]
@@ -443,16 +426,14 @@ class _Run:
             provenance=provenance(settings=settings, models=models, data=data, inputs=inputs),
         )
 
-    def _row(self, run: Replay, pair: Pair, level: Level, search: _Search) -> SiteDiff:
-        row = row_of(run, pair, level, self.floor.factor, self._types(pair))
-        return replace(row, notes=(*row.notes, "features in another order")) if pair.a in self.shuffled else row
-
-    def _types(self, pair: Pair) -> tuple[str, str]:
+    def _row(self, run: Replay, pair: Pair, level: Level) -> SiteDiff:
         a, b = (
             next((site.dtype for site in seen if site.label == label), None) or subject.dtype
             for subject, seen, label in ((self.a, self.seen_a, pair.a), (self.b, self.seen_b, pair.b))
         )
-        return str(a).removeprefix("torch."), str(b).removeprefix("torch.")
+        types = str(a).removeprefix("torch."), str(b).removeprefix("torch.")
+        row = row_of(run, pair, level, self.floor.factor, types)
+        return replace(row, notes=(*row.notes, "features in another order")) if pair.a in self.shuffled else row
 
     def _unexplained(self, rows: Sequence[SiteDiff], *, replay: bool) -> tuple[str | None, str]:
         """Where an error that no module makes shows first."""

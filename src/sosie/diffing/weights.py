@@ -485,7 +485,9 @@ def _compared(a: OpenTensor, b: OpenTensor, pairing: Pairing) -> TensorDiff:
         notes.append(f"{a.dtype} in A, {b.dtype} in B")
     row = TensorDiff(pairing.a, pairing.b, a.shape, a.dtype, b.dtype, equal=False, change=None, notes=tuple(notes))
     if a.type is None or b.type is None:
-        return _compare_bytes(row, a, b)
+        equal = a.dtype == b.dtype and a.shape == b.shape
+        equal = equal and all(torch.equal(a.read(*span), b.read(*span)) for span in _spans(a.count, a.count))
+        return replace(row, equal=equal, change=0.0 if equal else None, notes=(*notes, "compared byte by byte"))
     if a.shape != b.shape:
         return replace(row, notes=(*notes, f"shape {a.shape} in A, {b.shape} in B", *_common_part(a, b)))
     sums = _sum_up(a, b)
@@ -497,12 +499,6 @@ def _compared(a: OpenTensor, b: OpenTensor, pairing: Pairing) -> TensorDiff:
         return row
     row = replace(row, change=sums.change, largest=sums.largest)
     return row if len(a.shape) != 2 else _with_spectrum(row, sums, a, b)
-
-
-def _compare_bytes(row: TensorDiff, a: OpenTensor, b: OpenTensor) -> TensorDiff:
-    equal = a.dtype == b.dtype and a.shape == b.shape
-    equal = equal and all(torch.equal(a.read(*span), b.read(*span)) for span in _spans(a.count, a.count))
-    return replace(row, equal=equal, change=0.0 if equal else None, notes=(*row.notes, "compared byte by byte"))
 
 
 def _common_part(a: OpenTensor, b: OpenTensor) -> Iterator[str]:
