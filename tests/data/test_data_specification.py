@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sosie.data import DataPart, ImageBatches, list_data, open_data, open_images
+from sosie.data import DataBatches, DataPart, list_data, open_data, open_images
 
 
 def test_names() -> None:
@@ -15,7 +15,7 @@ def test_names() -> None:
 
 def test_the_demo_in_batches() -> None:
     batches = open_data("demo", batch=100, max_rows=250)
-    assert isinstance(batches, ImageBatches)
+    assert isinstance(batches, DataBatches)
     assert (batches.total, len(batches), batches.name) == (250, 3, "demo-test")
     x, y = next(iter(batches))
     assert (x.shape, x.dtype, y.dtype) == ((100, 1, 28, 28), torch.float32, torch.int64)

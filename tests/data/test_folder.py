@@ -30,7 +30,7 @@ def test_sub_folders_are_classes_and_names_are_sorted(tmp_path: Path) -> None:
     images = open_images(f"folder:{tmp_path}")
     assert images.classes == ("cat", "dog")
     assert repr(images) == f"<ImageFolder {tmp_path}: 3 images of 2 classes>"
-    assert repr(batches) == f"<ImageBatches {tmp_path.name}: 3 images in batches of 2>"
+    assert repr(batches) == f"<DataBatches {tmp_path.name}: 3 inputs in batches of 2>"
     assert open_data(f"folder:{tmp_path}", max_rows=2).total == 2
 
 

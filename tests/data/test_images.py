@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sosie.data import ImageBatches, ImageData
+from sosie.data import DataBatches, ImageData
 
 
 def some(count: int = 10, **options: object) -> ImageData:
@@ -13,7 +13,7 @@ def some(count: int = 10, **options: object) -> ImageData:
 
 def test_batches_are_the_same_on_every_pass() -> None:
     batches = some().batches(4)
-    assert isinstance(batches, ImageBatches)
+    assert isinstance(batches, DataBatches)
     assert (len(batches), batches.total) == (3, 10)
     once, again = list(batches), list(batches)
     assert [len(x) for x, _ in once] == [4, 4, 2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -71,12 +71,15 @@ def diff(
     tensor by tensor. `sosie record` writes what a model gives, to be held against later.
     """
     try:
-        result = _diff(
-            model_a, model_b, data, batch,
+        from ..diffing import diff as compare
+
+        opt.check_outputs(out, html, junit)
+        (first, second), names = opt.split_names([model_a, model_b])
+        result = compare(
+            first, second, opt.open_data(data, batch), names=names,
             sites=opt.split(sites), sites_a=opt.split(sites_a), sites_b=opt.split(sites_b), map=_map(map),
             floor=_floor(floor), rtol=rtol, atol=atol, replay=not no_replay, max_rows=max_rows,
             device=opt.own_device(device), memory=memory,
-            files=(out, html, junit),
         )  # fmt: skip
     except Exception as error:
         error.exit_status = TROUBLE  # type: ignore[attr-defined]
@@ -89,15 +92,6 @@ def diff(
     if junit is not None:
         typer.echo(f"wrote {junit}", err=as_json)
     raise typer.Exit(SAME if result.same else DIFFERENT)
-
-
-def _diff(a: str, b: str, data: str | None, batch: int, *, files: tuple[Path | None, ...], **options: Any) -> Any:
-    from ..diffing import diff as compare
-
-    opt.check_outputs(*files)
-    models, names = opt.split_names([a, b])
-    first, second = models
-    return compare(first, second, opt.open_data(data, batch), names=names, **options)
 
 
 def _floor(text: str) -> str | float:

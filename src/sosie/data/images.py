@@ -29,10 +29,10 @@ Batch = Tensor | tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class ImageBatches:
+class DataBatches:
     """Batches in the order of the source, the same on every pass; the last batch may be smaller."""
 
-    source: Any  # ImageData or ImageFolder
+    source: Any  # ImageData, ImageFolder or Table
     size: int = 256
 
     def __post_init__(self) -> None:
@@ -48,16 +48,16 @@ class ImageBatches:
         return len(self.source)
 
     def __repr__(self) -> str:
-        return f"<ImageBatches {self.name}: {self.total} images in batches of {self.size}>"
+        return f"<DataBatches {self.name}: {self.total} inputs in batches of {self.size}>"
 
     def __len__(self) -> int:
         return -(-self.total // self.size)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Any]:
         for start in range(0, self.total, self.size):
             yield self.read(start, min(start + self.size, self.total))
 
-    def read(self, start: int, stop: int) -> Batch:
+    def read(self, start: int, stop: int) -> Any:
         """Return the inputs from `start` to `stop`, across batches."""
         return self.source.read(start, stop)
 
@@ -119,8 +119,8 @@ class ImageData:
         x = to_float(self.images[start:stop])
         return x if self.labels is None else (x, self.labels[start:stop].clone())
 
-    def batches(self, size: int = 256) -> ImageBatches:
-        return ImageBatches(self, size)
+    def batches(self, size: int = 256) -> DataBatches:
+        return DataBatches(self, size)
 
 
 def check_images(images: Tensor, name: str, advice: str) -> None:
@@ -181,8 +181,8 @@ class ImageFolder:
         """Return at most the first `count` images; all of them for None."""
         return replace(self, files=self.files[: check_max_rows(count)])
 
-    def batches(self, size: int = 256) -> ImageBatches:
-        return ImageBatches(self, size)
+    def batches(self, size: int = 256) -> DataBatches:
+        return DataBatches(self, size)
 
     def read(self, start: int, stop: int) -> Batch:
         """Return images as float32 in [0, 1], with their labels if there are sub-folders."""

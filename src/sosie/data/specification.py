@@ -20,7 +20,7 @@ from .. import plugins
 from ..checks import check_options, one_of, parse_call, renamed, whole_number
 from ..factory import find_file, import_library, is_factory, listed_folders, load_factory
 from .images import (
-    ImageBatches,
+    DataBatches,
     ImageData,
     ImageFolder,
     check_max_rows,
@@ -30,7 +30,7 @@ from .images import (
     read_packed,
     read_svhn,
 )
-from .texts import Table, open_dataset, read_texts
+from .texts import open_dataset, read_texts
 
 VARIABLE = "SOSIE_DATA"
 SPLITS = ("train", "test")
@@ -63,7 +63,7 @@ class DataPart:
 
 def open_data(
     spec: str, *, split: str = "test", batch: int = 256, max_rows: int | None = None, limit: int | None = None
-) -> ImageBatches | Table | Iterable[Any]:
+) -> DataBatches | Iterable[Any]:
     """Open the data that a specification names as batches in a fixed order that can be read again.
 
     - `demo`, `cifar10`, `cifar100`, `svhn`, `mnist`, `fashion-mnist`, with `:train` or `:test` if wanted (a split in

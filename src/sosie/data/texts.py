@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..checks import listed, parse_call, whole_number
+from ..checks import listed, parse_call
 from ..factory import find_file, import_library
+from .images import DataBatches
 
 _DATASET = re.compile(r"(?P<name>[^(@:]+)(?P<options>\(.*\))?(?:@(?P<revision>[^:]+))?(?::(?P<split>.+))?", re.DOTALL)
 _TEXT_COLUMNS = ("text", "sentence")  # taken if a table has several columns of text
@@ -22,7 +22,7 @@ _LABEL_COLUMNS = ("label", "labels")
 
 @dataclass(frozen=True, repr=False)
 class Table:
-    """Batches of one column of a table, (inputs, labels) if it has labels, in the same order on every pass.
+    """One column of a table, with labels if it has some.
 
     `rows` is a list of texts, or gives a dict of columns for a slice, as a `datasets.Dataset` does.
     """
@@ -31,34 +31,24 @@ class Table:
     name: str
     column: str
     labels: str | None = None
-    size: int = 256
     first: int | None = None
 
-    @property
-    def total(self) -> int:
-        """The number of inputs of one pass."""
-        return len(self.rows) if self.first is None else min(self.first, len(self.rows))
-
     def __repr__(self) -> str:
-        return f"<Table {self.name}: {self.total} rows of {self.column!r} in batches of {self.size}>"
+        return f"<Table {self.name}: {len(self)} rows of {self.column!r}>"
 
     def __len__(self) -> int:
-        return -(-self.total // self.size)
-
-    def __iter__(self) -> Iterator[Any]:
-        for start in range(0, self.total, self.size):
-            yield self.read(start, min(start + self.size, self.total))
+        return len(self.rows) if self.first is None else min(self.first, len(self.rows))
 
     def read(self, start: int, stop: int) -> Any:
-        """Return the inputs from `start` to `stop`."""
+        """Return the inputs from `start` to `stop`, as (inputs, labels) if there are labels."""
         columns = self.rows[start:stop]
         inputs: Any = columns if isinstance(columns, list) else list(columns[self.column])
         if not isinstance(inputs[0], str):
             inputs = _images(inputs, f"{self.name}, rows {start} to {stop - 1}")
         return inputs if self.labels is None else (inputs, torch.tensor(columns[self.labels]))
 
-    def batches(self, size: int) -> Self:
-        return replace(self, size=whole_number(size, "the batch size", least=1))
+    def batches(self, size: int) -> DataBatches:
+        return DataBatches(self, size)
 
 
 def read_texts(file: str, variable: str, max_rows: int | None) -> Table:

@@ -98,15 +98,14 @@ def sentences(board: Leaderboard) -> list[str]:
 
 
 def _level(board: Leaderboard) -> list[Entry]:
-    """The measures that cannot be distinguished from the first."""
-    return [
-        entry for entry in board if entry.name != board.leader and entry.correlation() is not None and _is_level(entry)
-    ]
-
-
-def _is_level(entry: Entry) -> bool:
-    reaches = [kind.get("over_models") for kind in entry.against.values()]
-    return bool(reaches) and all(reach is not None and reach[0] <= 0 <= reach[1] for reach in reaches)
+    """The measures that cannot be distinguished from the first, for any kind of pair."""
+    level = []
+    for entry in board:
+        reaches = [kind.get("over_models") for kind in entry.against.values()]
+        holds_0 = bool(reaches) and all(reach is not None and reach[0] <= 0 <= reach[1] for reach in reaches)
+        if holds_0 and entry.name != board.leader and entry.correlation() is not None:
+            level.append(entry)
+    return level
 
 
 def _undefined(board: Leaderboard) -> list[str]:
@@ -233,7 +232,5 @@ def _short(number: float) -> str:
 
 
 def _time(seconds: float) -> str:
-    for unit, length in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= length:
-            return f"{seconds / length:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"
+    unit, length = ("s", 1.0) if seconds >= 1 else ("ms", 1e-3) if seconds >= 1e-3 else ("µs", 1e-6)
+    return f"{seconds / length:.3g} {unit}"

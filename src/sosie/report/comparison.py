@@ -66,7 +66,10 @@ def _print_pair(result: Comparison, console: Console, full: bool) -> None:
     elif result.kind == "transfer":
         _print_scores(result, console, full)
     elif len(result.side_a.sites) == len(result.side_b.sites) == 1:
-        _print_one_pair(result, console)
+        text, rows = one_pair(result)
+        print_text(console, text, "bold")
+        print_columns(console, list(ONE_PAIR), rows, gap=3)
+        _print_caveats([result], console)
     elif result.kind == "shifts" or in_order(result):
         _print_in_order(result, console)
     else:
@@ -143,13 +146,6 @@ def one_pair(result: Comparison) -> tuple[str, list[list[str]]]:
         beside = doubts(values, 0, 0)
         rows.append([visible(name), number(values.value.item()), *(beside.get(k, "") for k in ONE_PAIR[2:])])
     return text, rows
-
-
-def _print_one_pair(result: Comparison, console: Console) -> None:
-    text, rows = one_pair(result)
-    print_text(console, text, "bold")
-    print_columns(console, list(ONE_PAIR), rows, gap=3)
-    _print_caveats([result], console)
 
 
 def _print_models(result: Comparisons, console: Console, full: bool) -> None:
@@ -393,9 +389,14 @@ _SHUFFLED = {
 
 def contents(result: Comparison | Comparisons) -> dict[str, Any]:
     """The data that the page's script reads."""
-    many = isinstance(result, Comparisons)
-    pairs = list(result.pairs.items()) if isinstance(result, Comparisons) else [((0, 1), result)]
-    brief = many and _numbers(pairs) > MOST_NUMBERS
+    names, models, brief = list[str](), list[dict[str, Any]](), False
+    if isinstance(result, Comparison):
+        pairs = [((0, 1), result)]
+    else:
+        names, models, pairs = list(map(visible, result.names)), _models(result), list(result.pairs.items())
+        every = (values for comparison in result for values in comparison.values.values())
+        arrays = (getattr(values, kind) for values in every for kind in ("value", *_DOUBT))
+        brief = sum(array.size for array in arrays if array is not None) > MOST_NUMBERS
     sides: dict[Side, int] = {}
     records: dict[tuple[tuple[str, str], ...], int] = {}
     pairs_shown = []
@@ -427,8 +428,8 @@ def contents(result: Comparison | Comparisons) -> dict[str, Any]:
         "level": LEVEL,
         "sides": [_side(side) for side in sides],
         "records": [list(map(list, record)) for record in records],
-        "names": [visible(name) for name in result.names] if isinstance(result, Comparisons) else [],
-        "models": _models(result) if isinstance(result, Comparisons) else [],
+        "names": names,
+        "models": models,
         "pairs": pairs_shown,
     }
 
@@ -481,21 +482,19 @@ def _measure(comparison: Comparison, name: str, brief: bool) -> dict[str, Any]:
 
 
 def _stitched(comparison: Comparison) -> dict[str, Any] | None:
-    """The index of the main measure of stitched networks, and of the measures drawn beside it."""
+    """The index of the main measure of stitched networks, and of the measures drawn beside it; and the accuracy of A
+    and of B themselves, by the measure that it stands beside.
+    """
     if (main := headline(comparison)) is None:
         return None
     names = list(comparison.values)
     beside = [names.index(name) for name in indices(comparison) if comparison[name].closer == "up"]
-    return {"does": names.index(main), "says": beside, "own": _own(comparison)}
-
-
-def _own(comparison: Comparison) -> dict[str, list[float]]:
-    """The accuracy of A and of B themselves, by the measure that it stands beside."""
-    own = comparison.provenance.get("accuracy")
-    if not (isinstance(own, (list, tuple)) and len(own) == 2 and all(isinstance(x, float) for x in own)):
-        return {}
-    a, b = own
-    return {"accuracy": [a, b], **({"relative_accuracy": [a / b, 1.0]} if b > 0 else {})}
+    own: dict[str, list[float]] = {}
+    known = comparison.provenance.get("accuracy")
+    if isinstance(known, (list, tuple)) and len(known) == 2 and all(isinstance(x, float) for x in known):
+        a, b = known
+        own = {"accuracy": [a, b]} | ({"relative_accuracy": [a / b, 1.0]} if b > 0 else {})
+    return {"does": names.index(main), "says": beside, "own": own}
 
 
 def _counted(comparison: Comparison, name: str) -> tuple[str, str]:
@@ -540,14 +539,6 @@ def _side(side: Side) -> dict[str, Any]:
         "shapes": [size(shape) for shape in side.shapes],
         "widths": list(side.widths),
     }
-
-
-def _numbers(pairs: list[tuple[tuple[int, int], Comparison]]) -> int:
-    return sum(
-        values.value.size * (1 + sum(getattr(values, kind) is not None for kind in _DOUBT))
-        for _, comparison in pairs
-        for values in comparison.values.values()
-    )
 
 
 _SCRIPTS = (

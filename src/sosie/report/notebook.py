@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 
 import numpy as np
@@ -13,7 +13,6 @@ from ..results import (
     Comparisons,
     Dynamics,
     Estimate,
-    Side,
     by_chance,
     doubts,
     in_order,
@@ -263,9 +262,11 @@ def _curve(result: Comparison, measure: str) -> str:
         f"{escape(number(v, 2))}</text>"
         for v in (low, (low + high) / 2, high)
     )
-    sites = [(_label(visible(site)), left + width * e, a) for site, e, a in _ends(result.side_a)]
+    first, last = (_label(visible(result.sites_a[k])) for k in (0, -1))
+    named = [(first, 0.0, "start"), (last, 1.0, "end")] if len(at) > 1 else [(first, 0.5, "middle")]
     names = "".join(
-        f'<text x="{x}" y="{top + height + 14}" text-anchor="{a}" {_TEXT}>{escape(site)}</text>' for site, x, a in sites
+        f'<text x="{left + width * x}" y="{top + height + 14}" text-anchor="{anchor}" {_TEXT}>{escape(site)}</text>'
+        for site, x, anchor in named
     )
     legend = "".join(
         f'<rect x="{left + 90 * k}" y="3" width="10" height="3" fill="{colour}"/>'
@@ -278,13 +279,6 @@ def _curve(result: Comparison, measure: str) -> str:
         f'viewBox="0 0 {whole_width} {whole}"><title>{escape(visible(measure))} over layers</title>'
         f"{axes}{''.join(drawn)}{ticks}{names}{legend}</svg>"
     )
-
-
-def _ends(side: Side) -> list[tuple[str, float, str]]:
-    """The first and the last site with their places on the axis."""
-    if len(side.sites) == 1:
-        return [(side.sites[0], 0.5, "middle")]
-    return [(side.sites[0], 0.0, "start"), (side.sites[-1], 1.0, "end")]
 
 
 def _reach(
@@ -306,9 +300,8 @@ def _reach(
     return low, high
 
 
-def _line(curve: np.ndarray, place: object, colour: str, dash: str) -> str:
+def _line(curve: np.ndarray, place: Callable[[int, float], str], colour: str, dash: str) -> str:
     """A line through the defined values, broken where one is undefined; lone values are dots."""
-    assert callable(place)
     way, dots, down = "", "", False
     for k, value in enumerate(curve):
         if not np.isfinite(value):

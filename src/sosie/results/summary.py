@@ -122,7 +122,6 @@ class Summary:
     A site for the whole model is in the curves, but means and counts leave it out.
     """
 
-    measure: str
     depth_partner: tuple[int, ...]  # for each site of A, the site of B at the same relative depth
     diagonal: Array  # values at that partner
     best_partner: tuple[int | None, ...]  # for each site of A, the closest site of B
@@ -140,7 +139,6 @@ def summarise(comparison: Comparison, measure: str) -> Summary:
     best_partner = tuple(closest(values))
     best = np.array([np.nan if j is None else values.value[i, j] for i, j in enumerate(best_partner)])
     return Summary(
-        measure=measure,
         depth_partner=partner,
         diagonal=diagonal,
         best_partner=best_partner,
@@ -178,7 +176,8 @@ def _sentence(
             return f"{measure} is undefined under every shift."
         return f"{measure} is undefined for every layer of {a.name} at its own depth in {b.name}."
     values = comparison[measure]
-    if _close(diagonal, values.same) and (comparison.kind, measure) != ("outputs", "agreement"):
+    same = values.same is not None and (np.abs(diagonal - values.same) <= 1e-6).all()
+    if same and (comparison.kind, measure) != ("outputs", "agreement"):
         return f"By {measure}, {a.name} and {b.name} are the same {everywhere} ({values.same:g})."
     if values.value.size == 1:
         if comparison.kind == "outputs" and measure == "agreement":
@@ -247,7 +246,3 @@ def _chance(values: Estimate, best_partner: dict[int, int | None]) -> str:
     count = f"{clear} of {known}" if clear else f"None of {known}"
     verb = "is" if clear == 1 else "are"
     return f" {count} best matches {verb} distinguishable from chance (p ≤ {LEVEL:g}, {correction(values)})."
-
-
-def _close(diagonal: Array, same: float | None) -> bool:
-    return same is not None and bool(np.all(np.abs(diagonal - same) <= 1e-6))
