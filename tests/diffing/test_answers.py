@@ -99,19 +99,6 @@ def test_divergences_are_those_of_float64(change: float) -> None:
     torch.testing.assert_close(divergence(a.double(), b.double()), truth, rtol=1e-9, atol=2e-14)
 
 
-def test_merging_gives_what_one_pass_gives() -> None:
-    a, b = logits(60, 4, 5)
-    whole, first, second = AnswerSums(), AnswerSums(), AnswerSums()
-    whole.add(a, b)
-    first.add(a[:33], b[:33])
-    second.add(a[33:], b[33:], first_input=33)
-    for merged in (first.merge(second), second.merge(first), AnswerSums().merge(first).merge(second)):
-        for mine, theirs in zip(whole.result(), merged.result(), strict=True):
-            assert mine.value == pytest.approx(theirs.value, rel=1e-12)
-            assert mine.at == theirs.at
-            assert (mine.low is None) == (theirs.low is None)
-
-
 def test_intervals_are_by_inputs_not_by_tokens() -> None:
     """Tokens that repeat one prediction add little, and nothing where all are equal."""
     a, b = logits(300, 1, 6)
@@ -176,28 +163,3 @@ def test_a_forbidden_class_is_infinitely_far() -> None:
     a[3, 1] = -math.inf
     both.add(a, b)
     assert math.isfinite(rows(both)["kl_largest"].value)
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "words"),
-    [
-        ((4, 3, 5), (4, 2, 5), "other tokens"),
-        ((4, 5), (4, 6), "other classes"),
-        ((4, 3, 5), (4, 5), "other shapes"),
-        ((4, 3, 5), (4, 3, 6), "other vocabularies"),
-        ((4,), (4,), "need logits"),
-    ],
-)
-def test_answers_that_cannot_be_paired_are_refused(a: tuple[int, ...], b: tuple[int, ...], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        AnswerSums().add(torch.zeros(a), torch.zeros(b))
-
-
-def test_labels_and_masks_must_fit() -> None:
-    a, b = logits(4, 3, 5)
-    with pytest.raises(ValueError, match="need a label for each"):
-        AnswerSums().add(a, b, labels=torch.zeros(4, 2))
-    with pytest.raises(ValueError, match="label 5, but there are 5 classes"):
-        AnswerSums().add(a, b, labels=torch.full((4, 3), 5))
-    with pytest.raises(ValueError, match="need a mask"):
-        AnswerSums().add(a, b, keep=torch.ones(4, 4))

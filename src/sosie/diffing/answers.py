@@ -25,20 +25,18 @@ PER_OCTAVE = 32  # bins of the histogram of KL divergences: a quantile is within
 LEAST, MOST = -60, 20  # log₂ of the divergences that bins tell apart; below 2⁻⁶⁰ they count as 0
 
 
-def are_logits(output: Tensor) -> bool:
-    """Whether an output may be logits: (inputs, classes) or (inputs, tokens, vocabulary)."""
-    dense = output.is_floating_point() and output.layout == torch.strided
-    return dense and output.ndim in (2, 3) and output.shape[-1] > 1 and len(output) > 0
-
-
 def logits_in(output: Any, ids: Tensor | None) -> Tensor | None:
-    """The logits among what a model returns; None if it answers with something else.
+    """The logits among what a model returns, (inputs, classes) or (inputs, tokens, vocabulary); None if there are none.
 
     A tensor (inputs, tokens, n) that is not called logits may be hidden states: it counts as logits if every token of
     the input has a number in it.
     """
     path = path_to_tensor(output, ANSWERS)
-    if path is None or "last_hidden_state" in path or not are_logits(tensor := at_path(output, path)):
+    if path is None or "last_hidden_state" in path:
+        return None
+    tensor = at_path(output, path)
+    dense = tensor.is_floating_point() and tensor.layout == torch.strided
+    if not dense or tensor.ndim not in (2, 3) or tensor.shape[-1] < 2 or not len(tensor):
         return None
     if tensor.ndim == 2 or "logits" in path:
         return tensor
@@ -49,11 +47,10 @@ def logits_in(output: Any, ids: Tensor | None) -> Tensor | None:
 
 @dataclass
 class AnswerSums:
-    """Sums over the predictions of two models for the same inputs: fed chunk by chunk, and mergeable.
+    """Sums over the predictions of two models for the same inputs, fed chunk by chunk, in order.
 
-    `answers = AnswerSums()`, in the pass `answers.add(logits_a, logits_b, keep, labels, first_input)`, at the end
-    `answers.result()`. Predictions are (inputs, classes), or (inputs, tokens, vocabulary), where each token that is
-    kept is one. Logits stay as they are, on their device: float32 copies are made of `SLICE` numbers at a time.
+    Predictions are (inputs, classes), or (inputs, tokens, vocabulary), where each token that is kept is one. Logits
+    stay as they are, on their device: float32 copies are made of `SLICE` numbers at a time.
     """
 
     sums: dict[str, Tensor] = field(default_factory=dict)  # (G,) float64 each, by groups of inputs
@@ -70,32 +67,19 @@ class AnswerSums:
         labels: Tensor | None = None,
         first_input: int = 0,
     ) -> None:
-        """Add the predictions of a chunk of inputs.
+        """Add the predictions of a chunk of inputs, of one shape.
 
         `keep`: (inputs, tokens), 0 at padding, as the mask of the model's arguments; None keeps all. `labels`: the
         right answers, (inputs,) classes or (inputs, tokens) tokens, each of the prediction at its place (`next_tokens`
         shifts the input of a causal model), `IGNORED` where there is none. `first_input`: the number of the chunk's
         first input in the data.
         """
-        a, b = _by_token(logits_a), _by_token(logits_b)
-        if a.shape != b.shape:
-            raise ValueError(_unlike(logits_a, logits_b))
-        inputs, tokens, classes = a.shape
-        index = None
-        if keep is not None and logits_a.ndim == 3:
-            if tuple(keep.shape) != (inputs, tokens):
-                raise ValueError(f"need a mask of {(inputs, tokens)} inputs and tokens, got {tuple(keep.shape)}")
-            index = (keep.reshape(-1) != 0).nonzero()[:, 0].cpu()
+        a, b = logits_a.flatten(0, -2), logits_b.flatten(0, -2)
+        inputs, classes = len(logits_a), a.shape[1]
+        tokens = len(a) // inputs
+        index = None if keep is None else (keep.reshape(-1) != 0).nonzero()[:, 0].cpu()
         self.inputs += inputs if index is None else len(torch.div(index, tokens, rounding_mode="floor").unique())
-        right = None
-        if labels is not None:
-            right = labels.cpu().long().reshape(inputs, -1)
-            if right.shape[1] != tokens:
-                raise ValueError(f"need a label for each of {(inputs, tokens)} predictions, got {tuple(labels.shape)}")
-            if len(wrong := right[(right != IGNORED) & ((right < 0) | (right >= classes))]):
-                raise ValueError(f"label {int(wrong[0])}, but there are {classes} classes; {IGNORED} stands for none")
-            right = right.reshape(-1)
-        a, b = a.flatten(0, 1), b.flatten(0, 1)
+        right = None if labels is None else labels.cpu().long().reshape(-1)
         count = len(a) if index is None else len(index)
         step = max(1, SLICE.get(a.device.type, SLICE["cpu"]) // classes)
         parts = []
@@ -122,9 +106,8 @@ class AnswerSums:
             ("NaN in both", ~whole_a & ~whole_b),
         ):
             if count := int(bad.sum()):
-                before = self.broken.get(what)
-                at = place(bad.nonzero()[0, 0]) if before is None else before[1]
-                self.broken[what] = ((before[0] if before else 0) + count, at)
+                before, first_place = self.broken.get(what) or (0, place(bad.nonzero()[0, 0]))
+                self.broken[what] = before + count, first_place
         kept = whole_a & whole_b
         groups, places = dealt_groups(inputs, GROUPS)[kept], kept.nonzero()[:, 0]
         here = {name: number[kept] for name, number in numbers.items()}
@@ -138,33 +121,8 @@ class AnswerSums:
         for name, number in extremes.items():
             if len(number):
                 k = number.argmax()
-                self._keep_furthest(name, float(number[k]), place(places[k]))
-
-    def _keep_furthest(self, name: str, value: float, place: Place) -> None:
-        before = self.furthest.get(name)
-        if before is None or (value, -place.input) > (before[0], -before[1].input):
-            self.furthest[name] = value, place
-
-    def merge(self, other: AnswerSums) -> AnswerSums:
-        """The sums over the inputs of both."""
-        if (self.sums and other.sums) and self.sums.keys() != other.sums.keys():
-            raise ValueError("these sums are of other answers: some have labels, some have none")
-        merged = AnswerSums(
-            dict(self.sums),
-            self.histogram + other.histogram,
-            dict(self.furthest),
-            dict(self.broken),
-            self.inputs + other.inputs,
-        )
-        for name, number in other.sums.items():
-            merged.sums[name] = merged.sums.get(name, 0) + number
-        for name, (value, place) in other.furthest.items():
-            merged._keep_furthest(name, value, place)
-        for name, (count, place) in other.broken.items():
-            before = merged.broken.get(name)
-            first = place if before is None or place.input < before[1].input else before[1]
-            merged.broken[name] = (count + (before[0] if before else 0), first)
-        return merged
+                if name not in self.furthest or float(number[k]) > self.furthest[name][0]:
+                    self.furthest[name] = float(number[k]), place(places[k])
 
     @property
     def n(self) -> int:
@@ -242,23 +200,6 @@ class AnswerSums:
         bottom, top = bounds
         low, high = low if bottom is None else max(low, bottom), high if top is None else min(high, top)
         return OutputDiff(measure, value, low, high, meaning=meaning)
-
-
-def _by_token(logits: Tensor) -> Tensor:
-    if not are_logits(logits):
-        raise ValueError(
-            f"need logits (inputs, classes) or (inputs, tokens, vocabulary), got {tuple(logits.shape)} of "
-            f"{logits.dtype}"
-        )
-    return logits[:, None, :] if logits.ndim == 2 else logits
-
-
-def _unlike(a: Tensor, b: Tensor) -> str:
-    what = "shapes"
-    if a.ndim == b.ndim:
-        names = ("inputs", "tokens", "vocabularies") if a.ndim == 3 else ("inputs", "classes")
-        what = next(name for name, n, m in zip(names, a.shape, b.shape, strict=True) if n != m)
-    return f"the answers have other {what}: {tuple(a.shape)} in A, {tuple(b.shape)} in B; they cannot be paired"
 
 
 def _by_prediction(x: Tensor, y: Tensor, right: Tensor | None) -> dict[str, Tensor]:

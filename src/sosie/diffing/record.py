@@ -183,7 +183,7 @@ class Record:
         """The sites in execution order."""
         return [Seen(s["label"], tuple(s["shape"]), _dtype(s["dtype"])) for s in self.about["sites"]]
 
-    def data(self, given: Any, max_rows: int | None = None) -> Any:
+    def data(self, given: Any) -> Any:
         """The inputs to run the other model on: the record's own, or the ones that it was made of, given again."""
         if given is None:
             if self.batch is None:
@@ -222,9 +222,6 @@ class Record:
             )
         words = f"{self.about['floor_words']}, measured when the record was made"
         return Floor(b, [], least, FACTOR, words, kept, list(self.about["caveats"]), self.levels)
-
-    def settle(self, chunk: Chunk) -> None:
-        """Nothing to find out: a record does not change."""
 
     def first_inputs(self, batch: Any) -> str | None:
         return None  # `data` has seen to it
