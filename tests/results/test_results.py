@@ -24,8 +24,11 @@ from sosie.results import (
     Caveat,
     Comparison,
     Comparisons,
+    Diff,
     Estimate,
+    Place,
     Side,
+    SiteDiff,
     by_chance,
     doubts,
     same_depth,
@@ -49,6 +52,32 @@ def comparison(**changes) -> Comparison:
         "procrustes_angle": values(matrix, closer="down", same=0.0, bounds=(0.0, None)),
     }
     return replace(Comparison(a, b, found, provenance={"sosie": "0", "models": ["é", "<b>"]}), **changes)
+
+
+def test_plain_data_are_read_by_the_types_of_their_fields(tmp_path: Path) -> None:
+    site = SiteDiff("x", "y", "by name", (3, 4), "float32", "float32", error=np.nan, at=Place(2, (0, 1)))
+    diff = Diff("a", "b", same=False, verdict="Different.", sites=(site,), factor=8.0)
+    path = diff.save(tmp_path / "d.json")
+    back = sosie.load(path)
+    assert isinstance(back, Diff)
+    assert (back.sites[0].at, back.sites[0].shape, back.factor, back.first) == (site.at, (3, 4), 8.0, None)
+    assert np.isnan(back.sites[0].error)
+
+    def edited(**changes: Any) -> Any:
+        content = json.loads(path.read_text())
+        content["sites"][0] |= changes
+        del content["floor"], content["sites"][0]["notes"]  # fields with a default
+        (tmp_path / "edited.json").write_text(json.dumps({**content, "hash": None}))
+        return sosie.load(tmp_path / "edited.json")
+
+    assert edited(error=0.5).sites[0].error == 0.5
+    for changes, message in (
+        ({"error": "much"}, r"sites\[0\]\.error must be a number"),
+        ({"shape": [3, -4]}, r"sites\[0\]\.shape\[1\] must be at least 0"),
+        ({"at": {"input": 2}}, r"sites\[0\]\.at has no 'index'"),
+    ):
+        with pytest.raises(DamagedFile, match=message):
+            edited(**changes)
 
 
 def test_round_trip_is_exact(tmp_path: Path) -> None:

@@ -107,9 +107,6 @@ def _map(texts: list[str] | None) -> dict[str, str] | str | None:
         return None
     if len(texts) == 1 and Path(texts[0]).is_file():
         return texts[0]
-    pairs = [text.partition("=") for text in texts]
-    if wrong := [
-        text for text, (a, sign, b) in zip(texts, pairs, strict=True) if not (a.strip() and sign and b.strip())
-    ]:
+    if wrong := [text for text in texts if not all(part.strip() for part in text.partition("="))]:
         raise ValueError(f"--map is a=b, a site of A and one of B, or a file of such lines; got {wrong[0]!r}")
-    return {a.strip(): b.strip() for a, _, b in pairs}
+    return {a.strip(): b.strip() for a, _, b in (text.partition("=") for text in texts)}

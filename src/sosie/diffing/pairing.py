@@ -57,7 +57,7 @@ def read_map(given: Map, sites_a: Sequence[str]) -> dict[str, str]:
     if isinstance(given, (str, os.PathLike)):
         lines = [line.strip() for line in Path(given).read_text("utf-8").splitlines()]
         pairs = [line.partition("=") for line in lines if line and not line.startswith("#")]
-        if wrong := [a for a, sign, b in pairs if not (sign and a.strip() and b.strip())]:
+        if wrong := [pair[0] for pair in pairs if not all(part.strip() for part in pair)]:
             raise ValueError(f"{given}: each line is a=b, a site of A and one of B; got {wrong[0]!r}")
         return {a.strip(): b.strip() for a, _, b in pairs}
     if isinstance(given, Mapping):

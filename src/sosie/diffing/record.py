@@ -151,11 +151,7 @@ class Record:
     masks: TokenMasks
     levels: dict[str, Level]
     sites: Any = None
-    inputs: int = field(init=False)
     silent: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.inputs = self.about["inputs"]
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], name: str | None = None) -> Record:
@@ -173,6 +169,10 @@ class Record:
             if missing := [label for label in [*known, OUTPUT] if label not in calls or label not in levels]:
                 raise ValueError(f"the record lacks {missing[0]!r}")
             return cls(Path(path), name or about["name"], about, batch, calls, masks, levels)
+
+    @property
+    def inputs(self) -> int:
+        return int(self.about["inputs"])
 
     @property
     def dtype(self) -> torch.dtype:

@@ -6,12 +6,12 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from ..checks import nearest
-from ..files import COUNT, check_schema
+from ..files import check_schema
 from ..notebook import figure, html_figures
 from .storage import Array, Result, array_of, nested, rebuilt, schema_of
 from .tables import number
@@ -29,17 +29,6 @@ Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Pair = tuple[int, int]
 
 FARTHEST = 1e100  # the largest bound; larger ones cannot be squared
-ESTIMATE = {  # arrays are checked as they are read
-    "n": COUNT,
-    "statistic": str,
-    "closer": get_args(Closer),
-    "bounds": [(float, None)],
-    "same": (float, None),
-    "caveats": [{"text": str, "site_a": (None, str), "site_b": (None, str), "undefined?": bool}],
-    "meaning?": str,
-    "paper?": str,
-    "p_floor?": (float, None),
-}
 
 
 @dataclass(frozen=True)
@@ -173,23 +162,19 @@ class Estimate:
     @classmethod
     def from_json(cls, content: dict[str, Any], shape: tuple[int, ...]) -> Estimate:
         """An estimate from content that fits the schema."""
-        arrays: dict[str, Any] = {name: array_of(content.get(name), shape) for name in ARRAYS}
+        arrays = {name: array_of(content.get(name), shape) for name in ARRAYS}
         if arrays["value"] is None:
             raise ValueError("a measure without values")
         for name in ("p", "p_search"):
-            if arrays[name] is not None and ((arrays[name] < 0) | (arrays[name] > 1)).any():
+            if (array := arrays[name]) is not None and ((array < 0) | (array > 1)).any():
                 raise ValueError(f"{name} lies between 0 and 1")
         low, high = content["bounds"]
         if any(bound is not None and abs(bound) > FARTHEST for bound in (low, high)):
             raise ValueError(f"no measure is bounded by {low} and {high}")
         if low is not None and high is not None and not low < high:
             raise ValueError(f"bounds go from {low} to {high}")
-        plain = {name: content[name] for name in ("n", "statistic", "closer", "same")}
-        caveats = (rebuilt(Caveat, caveat) for caveat in content["caveats"])
-        about = {name: content.get(name, "") for name in ("meaning", "paper")}
-        return cls(
-            **arrays, **plain, **about, p_floor=content.get("p_floor"), bounds=(low, high), caveats=tuple(caveats)
-        )
+        estimate: Estimate = rebuilt(cls, content | arrays)
+        return estimate
 
     @property
     def score(self) -> Array | None:
@@ -200,16 +185,9 @@ class Estimate:
             return (self.value - self.null) / (self.same - self.null)
 
 
-COMPARISON = {
-    "side_a": SIDE,
-    "side_b": SIDE,
-    "rows_rule": str,
-    "provenance": {},
-    "values": {str: ESTIMATE},
-    "kind?": get_args(Kind),
-}
-# The arrays of an estimate, all of one shape
+# The arrays of an estimate, all of one shape, which are checked as they are read
 ARRAYS = ("value", "low", "high", "null", "null_spread", "p", "p_search", "block_error")
+ESTIMATE = {name: schema for name, schema in schema_of(Estimate).items() if name.rstrip("?") not in ARRAYS}
 
 
 @dataclass(frozen=True, eq=False)
@@ -356,12 +334,12 @@ class Comparison(Result):
     def from_json(cls, content: dict[str, Any], path: str | os.PathLike[str]) -> Comparison | Comparisons:
         if "pairs" in content:
             return Comparisons.from_json(content, path)
-        check_schema(path, content, COMPARISON)
-        side_a, side_b = Side.from_json(content["side_a"]), Side.from_json(content["side_b"])
-        shape = (len(side_a.sites), len(side_b.sites))
+        check_schema(path, content, schema_of(cls) | {"values": {str: ESTIMATE}})
+        empty: Comparison = rebuilt(cls, content | {"values": {}})
+        shape = (len(empty.side_a.sites), len(empty.side_b.sites))
         values = {name: Estimate.from_json(each, shape) for name, each in content["values"].items()}
-        kind = content.get("kind") or _kind_of(content["rows_rule"], values, side_a)
-        return cls(side_a, side_b, values, content["rows_rule"], content["provenance"], kind)
+        kind = content.get("kind") or _kind_of(empty.rows_rule, values, empty.side_a)
+        return replace(empty, values=values, kind=kind)
 
     def __repr__(self) -> str:
         a, b = self.side_a, self.side_b

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,22 +15,10 @@ from ..checks import nearest
 from ..files import check_schema
 from ..notebook import html_figures
 from .comparison import ESTIMATE, Estimate
-from .storage import Array, Result
+from .storage import Array, Result, rebuilt, schema_of
 from .tables import number
 
 THRESHOLDS = (0.99, 0.999)
-SCHEMA = {
-    "name_a": str,
-    "name_b": str,
-    "what": str,
-    "sites": [str],
-    "steps_a": [int],
-    "steps_b": [int],
-    "two_runs": bool,
-    "by_depth?": bool,
-    "provenance": {},
-    "values": {str: ESTIMATE},
-}
 
 
 @dataclass(frozen=True)
@@ -178,18 +166,16 @@ class Dynamics(Result):
         return ["first", *(f"settled at {threshold:g}" for threshold in THRESHOLDS)], [first, *columns]
 
     def as_json(self) -> dict[str, Any]:
-        plain = {key: getattr(self, key) for name in SCHEMA if (key := name.rstrip("?")) != "values"}
-        return {**plain, "values": {name: values.as_json(["value"]) for name, values in self.values.items()}}
+        values = {name: each.as_json(["value"]) for name, each in self.values.items()}
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {"values": values}
 
     @classmethod
     def from_json(cls, content: dict[str, Any], path: str | os.PathLike[str]) -> Dynamics:
-        check_schema(path, content, SCHEMA)
-        sites, steps_a, steps_b = (tuple(content[name]) for name in ("sites", "steps_a", "steps_b"))
-        shape = (len(sites), len(steps_a), len(steps_b))
+        check_schema(path, content, schema_of(cls) | {"values": {str: ESTIMATE}})
+        empty: Dynamics = rebuilt(cls, content | {"values": {}})
+        shape = (len(empty.sites), len(empty.steps_a), len(empty.steps_b))
         values = {name: Estimate.from_json(each, shape) for name, each in content["values"].items()}
-        plain = {name: content[name] for name in ("name_a", "name_b", "what", "two_runs", "provenance")}
-        by_depth = content.get("by_depth", True)
-        return cls(sites=sites, steps_a=steps_a, steps_b=steps_b, values=values, by_depth=by_depth, **plain)
+        return replace(empty, values=values)
 
     def __repr__(self) -> str:
         name = f"{self.name_a} x {self.name_b}" if self.two_runs else self.name_a

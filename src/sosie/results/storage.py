@@ -7,7 +7,7 @@ import os
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -96,10 +96,12 @@ def schema_of(kind: Any) -> Any:
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (tuple, list):
         return [schema_of(inner[0])]
+    if origin is Literal:
+        return inner
     if origin is dict:
         return {} if inner[1] is Any else {str: schema_of(inner[1])}
     if type(None) in inner:
-        return (None, schema_of(inner[0]))
+        return (schema_of(inner[0]), None)
     return {int: COUNT, float: (float, None)}.get(kind, kind)  # NaN is written as null
 
 

@@ -436,12 +436,9 @@ def _brought_over(vectors: Tensor, size: int, seed: int) -> tuple[Tensor, Tensor
 
 def _gram(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the Gram matrix, centred enough that products of few digits do not lose the spread, and ‖first row‖²."""
-    return _gram_on_gpu(rows) if rows.is_cuda else _gram_on_cpu(rows)
-
-
-def _gram_on_cpu(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """One strip of columns is centred at a time, while it is in the cache."""
-    rows = with_room(rows, "the activations")
+    if rows.is_cuda:
+        return _gram_on_gpu(rows)
+    rows = with_room(rows, "the activations")  # one strip of columns is centred at a time, while it is in the cache
     return live_gram(rows), widened(rows[0]).square().sum()
 
 
