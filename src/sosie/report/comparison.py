@@ -39,7 +39,7 @@ from ..results import (
 )
 from .colour import RAMP
 from .page import packed, reading, render_page
-from .terminal import MOST_ROWS, NARROWEST, print_bullets, print_columns, print_text, safe_text, shown_rows, table_width
+from .terminal import MOST_ROWS, NARROWEST, print_bullets, print_columns, print_text, shown_rows, table_width, with_gaps
 from .words import extent, flat, in_a_sentence, listed, note_on_weights, shorten, size, visible
 
 MOST_CAVEATS = 12
@@ -85,15 +85,14 @@ def _print_best_matches(result: Comparison, console: Console, full: bool) -> Non
         last = "same\ndepth" if {"chance", "p"} & set(titles) else "same depth"
         heads = [result.side_a.name, f"best in {result.side_b.name}", "value", *titles, last]
         gap = 2 if len(heads) > 4 else 3
-        shown = shown_rows(len(result.side_a.sites), full)
-        rows = _matches(result, measure, shown, 3, console)
+        rows = _matches(result, measure, full, 3)
         # Beside chance and intervals, one digit fewer if names would have to be cut otherwise.
         plain = ["", "", *heads[2:]]
         best = np.abs(summarise(result, measure).best)
         alike = np.nanmax(best, initial=0) < 0.1 or np.nanmin(best, initial=1) > 0.99  # all 0.0… or 1.00 in two digits
-        if gap == 2 and not alike and table_width(plain, rows) > console.width:
-            rows = _matches(result, measure, shown, 2, console)
-        print_columns(console, heads, rows, left=(0, 1), gap=gap)
+        if gap == 2 and not alike and table_width(plain, rows.values()) > console.width:
+            rows = _matches(result, measure, full, 2)
+        print_columns(console, heads, with_gaps(console, rows, len(result.side_a.sites)), left=(0, 1), gap=gap)
         if "p" in titles:
             levels = f"* p ≤ {LEVEL:g}, ** p ≤ 0.01, *** p ≤ 0.001"
             meaning = f"{_UNCLEAR} and n.s.: not distinguishable from chance (p {correction(values)})."
@@ -103,21 +102,15 @@ def _print_best_matches(result: Comparison, console: Console, full: bool) -> Non
         print_bullets(console, lines[: len(lines) - hidden] + [f"… {hidden} more"] * bool(hidden), "yellow")
 
 
-def _matches(
-    result: Comparison, measure: str, shown: Iterable[int | None], digits: int, console: Console
-) -> list[list[str | Text]]:
+def _matches(result: Comparison, measure: str, full: bool, digits: int) -> dict[int, list[str | Text]]:
     """A row for each layer of A: its best match, the numbers beside it, and the value at the same depth."""
     values, summary = result[measure], summarise(result, measure)
-    rows: list[list[str | Text]] = []
-    for i in shown:
-        if i is None:
-            more = safe_text(console, f"… {len(result.side_a.sites) - MOST_ROWS} more", "dim")
-            rows.append([more, *[""] * (3 + len(doubts(values, 0, None)))])
-            continue
+    rows: dict[int, list[str | Text]] = {}
+    for i in shown_rows(len(result.side_a.sites), full):
         j = summary.best_partner[i]
         names = [visible(result.side_a.sites[i]), "none" if j is None else visible(result.side_b.sites[j])]
         value, at_depth = (_value(values, i, k, digits) for k in (j, summary.depth_partner[i]))
-        rows.append([*names, value, *doubts(values, i, j, digits).values(), at_depth])
+        rows[i] = [*names, value, *doubts(values, i, j, digits).values(), at_depth]
     return rows
 
 

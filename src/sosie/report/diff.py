@@ -16,7 +16,7 @@ from ..results import QUANTILES, Diff, OutputDiff, SiteDiff, TensorDiff, cell, c
 from ..results.diff import short
 from .colour import RAMP
 from .page import render_page
-from .terminal import MOST_ROWS, print_bullets, print_columns, print_text, shown_rows
+from .terminal import MOST_ROWS, print_bullets, print_columns, print_text, shown_rows, with_gaps
 from .words import flat, size, visible
 
 MOST_TENSORS = 2000  # on a page; the file has all
@@ -27,37 +27,25 @@ def print_diff(diff: Diff, console: Console | None = None, *, full: bool = False
     console = console or Console()
     print_text(console, visible(diff.verdict), "bold")
     if diff.sites:
-        _print_rows(console, SITE_HEADS, list(map(_site_cells, diff.sites)), full, _shown_sites(diff, full))
+        heads = ["site", "error", "makes itself", "floor", "SQNR, dB", ""]
+        _print_rows(console, heads, list(map(_site_cells, diff.sites)), _shown_sites(diff, full))
         if diff.floor:
             print_text(console, floor_sentence(diff), "dim")
     if diff.outputs:
         rows = [[visible(o.measure), cell(o.value), interval(o), place(o)] for o in diff.outputs]
-        _print_rows(console, ["what they answer", "value", "95 % interval", "where"], rows, full)
+        _print_rows(console, ["what they answer", "value", "95 % interval", "where"], rows, shown_rows(len(rows), full))
     if diff.weights:
-        _print_rows(console, TENSOR_HEADS, [_tensor_cells(tensor) for tensor in diff.weights], full)
+        rows = list(map(_tensor_cells, diff.weights))
+        _print_rows(console, ["tensor", "shape", "change", "largest", ""], rows, shown_rows(len(rows), full))
     print_bullets(console, [visible(text) for text in (*unpaired(diff), *diff.caveats)], "yellow")
 
 
-SITE_HEADS = ["site", "error", "makes itself", "floor", "SQNR, dB", ""]
-TENSOR_HEADS = ["tensor", "shape", "change", "largest", ""]
-
-
-def _print_rows(
-    console: Console, heads: list[str], rows: list[list[str]], full: bool, shown: list[int | None] | None = None
-) -> None:
-    shown = shown_rows(len(rows), full) if shown is None else shown
-    lines = []
-    for at, k in enumerate(shown):
-        if k is not None:
-            lines.append(rows[k])
-            continue
-        before = max((j for j in shown[:at] if j is not None), default=-1)
-        after = next((j for j in shown[at:] if j is not None), len(rows))
-        lines.append([f"… {after - before - 1} more", *[""] * (len(heads) - 1)])
+def _print_rows(console: Console, heads: list[str], rows: list[list[str]], shown: list[int]) -> None:
+    lines = with_gaps(console, {k: rows[k] for k in shown}, len(rows))
     print_columns(console, heads, lines, left=(0, len(heads) - 1), names=(0,))
 
 
-def _shown_sites(diff: Diff, full: bool) -> list[int | None]:
+def _shown_sites(diff: Diff, full: bool) -> list[int]:
     """The sites that are printed: those that make an error and what is inside them, then those nearest to them."""
     count = len(diff.sites)
     if full or count <= MOST_ROWS + 1:
@@ -67,12 +55,7 @@ def _shown_sites(diff: Diff, full: bool) -> list[int | None]:
     ]
     ends = guilty or [0, count - 1]
     near = sorted(range(count), key=lambda k: (min(abs(k - end) for end in ends), k))
-    kept = sorted(near[:MOST_ROWS])
-    shown: list[int | None] = []
-    for before, k in zip([-1, *kept], [*kept, count], strict=True):
-        shown += [None] if k - before > 1 else []
-        shown += [k] if k < count else []
-    return shown
+    return sorted(near[:MOST_ROWS])
 
 
 def makes_error(site: SiteDiff, factor: float | None) -> bool:

@@ -12,7 +12,7 @@ from rich.console import Console
 from ..results import THRESHOLDS, Dynamics, number
 from .colour import RAMP, data_scale
 from .page import packed, reading, render_page
-from .terminal import print_bullets, print_columns, print_text, shown_rows
+from .terminal import print_bullets, print_columns, print_text, shown_rows, with_gaps
 from .words import extent, flat, in_a_sentence, listed, note_on_weights, visible
 
 _SCRIPTS = ("scale", "chance", "table", "dynamics_curves", "dynamics_maps", "dynamics_page")
@@ -49,15 +49,12 @@ def _print_table(dynamics: Dynamics, measure: str, console: Console, full: bool)
     letters = max(min(SPARK, console.width // 4), len(CURVE))
     bars = BARS if (console.encoding or "utf-8").startswith("utf") else PLAIN_BARS
     low, high = _ends(ends, dynamics[measure].closer)
-    shown = shown_rows(len(dynamics.sites), full)
-    rows = []
-    for s in shown:
-        if s is None:
-            rows.append([f"… {len(dynamics.sites) - len(shown) + 1} more", *[""] * (len(heads) - 1)])
-            continue
+    rows = {}
+    for s in shown_rows(len(dynamics.sites), full):
         curve = sparkline(ends[s], low, high, bars, letters)
-        rows.append([visible(dynamics.sites[s]), *(column[s] for column in columns), curve])
-    print_columns(console, heads, rows, left=(0, len(heads) - 1), names=(0,))
+        rows[s] = [visible(dynamics.sites[s]), *(column[s] for column in columns), curve]
+    lines = with_gaps(console, rows, len(dynamics.sites))
+    print_columns(console, heads, lines, left=(0, len(heads) - 1), names=(0,))
 
 
 def _ends(ends: np.ndarray, closer: str) -> tuple[float, float]:

@@ -95,12 +95,24 @@ def _as_text(console: Console, cell: str | Text, style: str | Style = "") -> Tex
     return safe_text(console, cell, style) if cell else Text()
 
 
-def shown_rows(count: int, full: bool) -> list[int | None]:
-    """Row numbers; None stands for the rows left out."""
-    if full or count <= MOST_ROWS + 1:
-        return list(range(count))
+def shown_rows(count: int, full: bool) -> list[int]:
+    """The numbers of the rows that are shown: of a long table those at both ends."""
     half = MOST_ROWS // 2
-    return [*range(half), None, *range(count - half, count)]
+    whole = full or count <= MOST_ROWS + 1
+    return list(range(count)) if whole else [*range(half), *range(count - half, count)]
+
+
+def with_gaps(console: Console, rows: Mapping[int, Sequence[str | Text]], count: int) -> list[Sequence[str | Text]]:
+    """Some of `count` rows, by their numbers, and a line wherever others are left out."""
+    lines: list[Sequence[str | Text]] = []
+    before = -1
+    for number in [*rows, count]:
+        if left := number - before - 1:
+            lines.append([safe_text(console, f"… {left} more", "dim"), *[""] * (len(next(iter(rows.values()))) - 1)])
+        if number < count:
+            lines.append(rows[number])
+        before = number
+    return lines
 
 
 # Lists: measures, sites of a model, numbers, rows of a zoo
