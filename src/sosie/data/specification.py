@@ -181,7 +181,6 @@ def read_demo(split: str) -> ImageData:
 class _PublishedForm:
     """The form in which a data set is published."""
 
-    name: str
     read: Callable[[Path, str], ImageData | None]  # takes a folder and the split; None if the files are missing
     fetch: Callable[[Any, str, str], object]  # takes torchvision.datasets, a folder and the split
     folders: tuple[str, ...]  # below a folder of SOSIE_DATA
@@ -192,10 +191,12 @@ class _PublishedForm:
 def read_named(name: str, split: str, max_rows: int | None = None) -> ImageData:
     """Open a data set by name: packed files first, then the official ones, then (if allowed) a download."""
     known, folders = NAMED[name], listed_folders(VARIABLE)
-    data = _look(known, split, folders, max_rows)
+    data = _look(name, split, folders, max_rows)
     if data is None and os.environ.get("SOSIE_DOWNLOAD") == "1":
-        _download(known, split, folders)
-        data = _look(known, split, folders, max_rows)
+        if not folders:
+            raise FileNotFoundError(f"SOSIE_DOWNLOAD=1 needs a folder to download {name} to: set {VARIABLE}")
+        known.fetch(import_library("torchvision.datasets", f"downloading {name}"), str(folders[0]), split)
+        data = _look(name, split, folders, max_rows)
     if data is not None:
         return data.first(max_rows)
     looked = f"{VARIABLE} is not set: set it to the folder of your data (or folders, with {os.pathsep!r} between)"
@@ -213,23 +214,15 @@ def read_named(name: str, split: str, max_rows: int | None = None) -> ImageData:
     )
 
 
-def _look(known: _PublishedForm, split: str, folders: list[Path], max_rows: int | None) -> ImageData | None:
+def _look(name: str, split: str, folders: list[Path], max_rows: int | None) -> ImageData | None:
     for folder in folders:
-        if (data := _read_packed_parts(folder, known.name, split, max_rows)) is not None:
+        if (data := _read_packed_parts(folder, name, split, max_rows)) is not None:
             return data
     for folder in folders:
-        for below in (*known.folders, "."):
-            if (folder / below).is_dir() and (data := known.read(folder / below, split)) is not None:
+        for below in (*NAMED[name].folders, "."):
+            if (folder / below).is_dir() and (data := NAMED[name].read(folder / below, split)) is not None:
                 return data
     return None
-
-
-def _download(known: _PublishedForm, split: str, folders: list[Path]) -> None:
-    """Let torchvision download the official files into the first folder."""
-    if not folders:
-        raise FileNotFoundError(f"SOSIE_DOWNLOAD=1 needs a folder to download {known.name} to: set {VARIABLE}")
-    datasets = import_library("torchvision.datasets", f"downloading {known.name}")
-    known.fetch(datasets, str(folders[0]), split)
 
 
 def _read_packed_parts(folder: Path, name: str, split: str, max_rows: int | None) -> ImageData | None:
@@ -287,44 +280,36 @@ def _fetch_cifar(archive: str, md5: str) -> Callable[[Any, str, str], object]:
 
 _FOUR_FILES = "/*-ubyte or *-ubyte.gz (the four idx files)"
 NAMED = {
-    known.name: known
-    for known in (
-        _PublishedForm(
-            "cifar10",
-            _read_cifar10,
-            _fetch_cifar("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
-            ("cifar-10-batches-bin",),
-            "cifar-10-batches-bin/*.bin (the official binary version)",
-            "cifar-10-batches-py",
-        ),
-        _PublishedForm(
-            "cifar100",
-            _read_cifar100,
-            _fetch_cifar("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
-            ("cifar-100-binary",),
-            "cifar-100-binary/*.bin (the official binary version)",
-            "cifar-100-python",
-        ),
-        _PublishedForm(
-            "svhn",
-            read_svhn,
-            lambda datasets, root, split: datasets.SVHN(root, split=split, download=True),
-            ("svhn", "SVHN"),
-            "test_32x32.mat and train_32x32.mat",
-        ),
-        _PublishedForm(
-            "mnist",
-            partial(read_mnist, "mnist", tuple("0123456789")),
-            lambda datasets, root, split: datasets.MNIST(root, train=split == "train", download=True),
-            ("mnist", "MNIST/raw", "MNIST"),
-            "mnist" + _FOUR_FILES,
-        ),
-        _PublishedForm(
-            "fashion-mnist",
-            partial(read_mnist, "fashion-mnist", FASHION),
-            lambda datasets, root, split: datasets.FashionMNIST(root, train=split == "train", download=True),
-            ("fashion-mnist", "FashionMNIST/raw", "FashionMNIST"),
-            "fashion-mnist" + _FOUR_FILES,
-        ),
-    )
+    "cifar10": _PublishedForm(
+        _read_cifar10,
+        _fetch_cifar("cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
+        ("cifar-10-batches-bin",),
+        "cifar-10-batches-bin/*.bin (the official binary version)",
+        "cifar-10-batches-py",
+    ),
+    "cifar100": _PublishedForm(
+        _read_cifar100,
+        _fetch_cifar("cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
+        ("cifar-100-binary",),
+        "cifar-100-binary/*.bin (the official binary version)",
+        "cifar-100-python",
+    ),
+    "svhn": _PublishedForm(
+        read_svhn,
+        lambda datasets, root, split: datasets.SVHN(root, split=split, download=True),
+        ("svhn", "SVHN"),
+        "test_32x32.mat and train_32x32.mat",
+    ),
+    "mnist": _PublishedForm(
+        partial(read_mnist, "mnist", tuple("0123456789")),
+        lambda datasets, root, split: datasets.MNIST(root, train=split == "train", download=True),
+        ("mnist", "MNIST/raw", "MNIST"),
+        "mnist" + _FOUR_FILES,
+    ),
+    "fashion-mnist": _PublishedForm(
+        partial(read_mnist, "fashion-mnist", FASHION),
+        lambda datasets, root, split: datasets.FashionMNIST(root, train=split == "train", download=True),
+        ("fashion-mnist", "FashionMNIST/raw", "FashionMNIST"),
+        "fashion-mnist" + _FOUR_FILES,
+    ),
 }

@@ -463,10 +463,10 @@ class LazyComparisons(Mapping[Pair, Comparison]):
         self,
         pairs: Sequence[Pair],
         make: Callable[[int, int], Comparison],
-        value: Callable[[int, int, str], Array] | None = None,
+        value: Callable[[int, int, str], Array],
         whole: Callable[[str], Array | None] | None = None,
     ) -> None:
-        """`value` returns the values of a pair at layers, if that is cheaper than the whole comparison.
+        """`value` returns the values of a pair at layers, which is cheaper than the whole comparison.
 
         `whole` returns the model by model matrix of a measure at once, or None if it cannot.
         """
@@ -481,9 +481,8 @@ class LazyComparisons(Mapping[Pair, Comparison]):
 
     def value(self, pair: Pair, measure: str) -> Array:
         """The values of a pair at layers only."""
-        if self._made[pair] is None and self._value is not None:
-            return self._value(*pair, measure)
-        return at_layers(self[pair], measure).value
+        made = self._made[pair]
+        return self._value(*pair, measure) if made is None else at_layers(made, measure).value
 
     def whole(self, measure: str) -> Array | None:
         """The model by model matrix, if it can be computed at once."""
