@@ -532,20 +532,19 @@ def row_of(run: Replay, pair: Pair, level: Level, factor: float, types: tuple[st
     size, apart = float(entries.aa.sum()), float(entries.dd.sum())
     # Squares of numbers below 1e-154 are 0.
     equal = apart == 0 and float(entries.largest) == 0
-    error = 0.0 if equal else math.nan if size == 0 else float(relative_error(entries))
-    low_high = jackknife(entries)
-    shape = run.shapes[label]
     lone = int(entries.lone) > 0
-    error = math.nan if lone else error
+    error = math.nan if lone else 0.0 if equal else math.nan if size == 0 else float(relative_error(entries))
+    low, high = (None, None) if lone else jackknife(entries) or (None, None)
     at = entries.lone_at if lone else entries.at
+    shape = run.shapes[label]
     rest = run.rest[label].value() if label in run.rest else None
     if rest is not None and rest > factor * level.error:
         notes.append(f"other tensors that it returns differ{f' by {rest:.2g}' if math.isfinite(rest) else ''}")
     return SiteDiff(
         shape=shape,
         error=error,
-        low=None if low_high is None or lone else low_high[0],
-        high=None if low_high is None or lone else low_high[1],
+        low=low,
+        high=high,
         beyond=math.isnan(error) or max(error, rest or 0.0) > factor * level.error,
         sqnr=None if apart == 0 or size == 0 else 10 * math.log10(size / apart),
         largest=float(largest_difference(entries)),
