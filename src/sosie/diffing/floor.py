@@ -173,7 +173,7 @@ class Floor:
         levels = {label: rounding.at_least(self.known.get(label, rounding)) for label in labels}
         for variant in list(self.variants):
             try:
-                run = self._replayed(variant, list(labels.values()), chunks)
+                run = self._replayed(variant, list(labels.values()), labels[under.a], chunks)
             except (RuntimeError, ValueError, TypeError, AssertionError) as error:
                 # Code with a fixed type does not run in another.
                 self.variants.remove(variant)
@@ -183,9 +183,9 @@ class Floor:
             levels = {label: level.at_least(_level_of(run, labels[label])) for label, level in levels.items()}
         return levels
 
-    def _replayed(self, variant: Variant, labels: Sequence[str], chunks: Sequence[Chunk]) -> Replay:
-        """A against a variant of itself at these sites, the last of which is around the others."""
-        *pairs, under = (Pair(label, label, "") for label in labels)
+    def _replayed(self, variant: Variant, labels: Sequence[str], home: str, chunks: Sequence[Chunk]) -> Replay:
+        """A against a variant of itself at these sites, which lie inside `home`."""
+        pairs, under = [Pair(label, label, "") for label in labels], Pair(home, home, "")
         around = partial(_conditions, variant)
         run = Replay(self.a, variant.subject, pairs, under=under, share=variant.share, around=around)
         for chunk in chunks:
