@@ -1,8 +1,13 @@
-"""20 x 20 sites that share statistics, n = 2000 rows, p = q = 512, float32: sosie once, peers once per pair."""
+"""20 x 20 sites that share statistics, n = 2000 rows, p = q = 512, float32: sosie once, peers once per pair.
+
+`--grid --sites 32 --rows 1024 --width 768 --device cuda` times what follows the pass alone, by family and measure: all
+pairs of sites in one evaluation beside each pair in one of its own. It writes nothing.
+"""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import statistics
 import time
@@ -12,16 +17,27 @@ from typing import Any
 
 import numpy as np
 import torch
-from measuring import show, write
+from measuring import show, wait, write
 from peers import NUMPY, peers_of, quietly
 
 import sosie
+from sosie.engine.evaluate import by_pair
+from sosie.measures import Measure, as_array, find
+from sosie.stats import Sample
 
 SITES, ROWS, WIDTH, PAIRS = 20, 2000, 512, 8
 FAMILIES: dict[str, list[str]] = {
     "CKA": ["linear_cka", "debiased_cka"],
     "CCA": ["cca_r2", "mean_cca", "svcca"],
     "Procrustes": ["procrustes_distance", "normalized_bures"],
+}
+GRID: dict[str, list[str]] = {
+    "Procrustes": ["procrustes_distance", "normalized_bures", "shape_angle"],
+    "CCA": ["mean_cca", "svcca", "pwcca", "cca_r2"],
+    "regression": ["regression_r2"],
+    "RSA": ["rsa", "rsa(dissimilarity='euclidean', compare='pearson')"],
+    "kernels": ["rbf_cka", "distance_correlation"],
+    "neighbours": ["mutual_knn", "jaccard", "cknna", "rank_similarity"],
 }
 Peers = dict[str, tuple[float, dict[tuple[int, int], float]]]  # seconds a pair, and values by pair
 SLOW = 5.0  # seconds a pair above which a peer is timed on one pair
@@ -101,12 +117,55 @@ def beside(chosen: list[str], peers: dict[str, Peers], result: Any, seconds: flo
     }
 
 
+def grid(asked: argparse.Namespace) -> None:
+    """Seconds of all pairs, of each pair alone times their number, and errors of both against float64."""
+    common = np.random.default_rng(0).normal(size=(asked.rows, asked.width // 2))
+    here = [
+        [torch.from_numpy(x) for x in side(asked.sites, asked.rows, asked.width, common, s).values()] for s in (1, 2)
+    ]
+    xs, ys = ([x.to(asked.device) for x in each] for each in here)
+    chosen = [(k * len(xs) // asked.pairs, (7 * k + 3) % len(ys)) for k in range(asked.pairs)]
+    table = []
+    for family, names in GRID.items():
+        for name in names:
+            measure = find(name)
+            evaluated(measure, xs[:2], ys[:2])  # warms up
+            written = dict(peers_of(name)).get(NUMPY, functools.partial(sosie.measure, name))
+            truth = [quietly(written, here[0][i].double().numpy(), here[1][j].double().numpy()) for i, j in chosen]
+            seconds, values = evaluated(measure, xs, ys)
+            alone = [evaluated(measure, [xs[i]], [ys[j]]) for i, j in chosen]
+            each = len(xs) * len(ys) * statistics.mean(spent for spent, _ in alone)
+            table.append({"family": family, "measure": name, "grid, s": seconds, "pair by pair, s": each})
+            table[-1] |= {
+                "times faster": each / seconds,
+                "error": max(abs(values[at] - true) for at, true in zip(chosen, truth, strict=True)),
+                "error, alone": max(abs(v.item() - true) for (_, v), true in zip(alone, truth, strict=True)),
+            }
+    size = f"{asked.sites} x {asked.sites} sites, {asked.rows} rows of {asked.width} columns"
+    show(f"{size}, on {asked.device}; {asked.pairs} pairs alone, scaled up; errors against NumPy in float64", table)
+
+
+def evaluated(measure: Measure, xs: list[torch.Tensor], ys: list[torch.Tensor]) -> tuple[float, np.ndarray]:
+    """Seconds and values of all pairs of these sites."""
+    wait()
+    start = time.perf_counter()
+    sample = Sample.of(xs, ys)
+    everywhere = [np.ones(len(each), dtype=bool) for each in (xs, ys)]
+    values = as_array(by_pair([measure], sample, sample.widths, *everywhere)[measure.name].matrix((len(xs), len(ys))))
+    return time.perf_counter() - start, values
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, value in (("sites", SITES), ("rows", ROWS), ("width", WIDTH), ("pairs", PAIRS), ("repeats", 3)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--grid", action="store_true", help="time the evaluation after the pass alone; writes nothing")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="of --grid")
     asked = parser.parse_args()
     warnings.simplefilter("ignore")
+    if asked.grid:
+        grid(asked)
+        return
     common = np.random.default_rng(0).normal(size=(asked.rows, asked.width // 2))
     a, b = (side(asked.sites, asked.rows, asked.width, common, seed) for seed in (1, 2))
     few = [{name: x[:64] for name, x in itertools.islice(each.items(), 2)} for each in (a, b)]

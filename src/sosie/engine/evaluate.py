@@ -45,6 +45,7 @@ from .uncertainty import (
 CONSTANT = {"float64": 1e-24}  # share of Σ‖x‖² that rounding alone can give a constant feature
 CONSTANT_IN_FLOAT32 = 1e-12
 LONG = 120.0  # seconds of draws above which a warning says how long they take
+UNDEFINED = ValueError, ImportError, torch.linalg.LinAlgError, np.linalg.LinAlgError  # what says that there is no value
 CHEAP = 10**11  # multiply-adds up to which intervals are computed unasked
 
 
@@ -168,14 +169,21 @@ def by_pair(
 ) -> dict[str, PairValues]:
     """Evaluate measures pair by pair, all on one pair before the next, so that they share its factorisations.
 
-    On a CPU several pairs run at a time. `widths` are those of the sites, which projected rows no longer have.
-    `once`: only pairs i ≤ j.
+    Several pairs run at a time, and measures that can take them take all pairs at once. `widths` are those of the
+    sites, which projected rows no longer have. `once`: only pairs i ≤ j.
     """
     results = {measure.name: PairValues() for measure in measures}
     if not measures:
         return results
-    pairs = [(i, j) for i in np.flatnonzero(defined_a).tolist() for j in np.flatnonzero(defined_b).tolist()]
-    pairs = [(i, j) for i, j in pairs if i <= j or not once]
+    a, b = (np.flatnonzero(defined).tolist() for defined in (defined_a, defined_b))
+    pairs = [(i, j) for i in a for j in b if i <= j or not once]
+    if isinstance(statistic, Sample) and len(pairs) > 1:
+        for measure in measures:
+            if measure.all_pairs and (matrix := _of_all_pairs(measure, statistic, a, b)) is not None:
+                results[measure.name].values = {(i, j): matrix[a.index(i), b.index(j)] for i, j in pairs}
+        measures = [measure for measure in measures if not results[measure.name].values]
+    if not measures:
+        return results
 
     def of_pair(pair: tuple[int, int]) -> None:
         i, j = pair
@@ -187,23 +195,24 @@ def by_pair(
                 if key not in views:
                     views[key] = view_of(measure, statistic, i, j)
                 results[measure.name].values[i, j] = measure(views[key])
-            except (ValueError, ImportError, torch.linalg.LinAlgError, np.linalg.LinAlgError) as error:
+            except UNDEFINED as error:
                 results[measure.name].undefined[i, j] = str(error)
 
-    one_by_one = _on_gpu(statistic) or len(pairs) == 1
     # Closed at once, also after an interrupt: a traceback that is kept would keep torch on one thread.
-    with closing((done for done in map(of_pair, pairs)) if one_by_one else side_by_side(of_pair, pairs)) as in_turn:
+    alone = len(pairs) == 1
+    with closing((done for done in map(of_pair, pairs)) if alone else side_by_side(of_pair, pairs)) as in_turn:
         for _ in track(in_turn, ", ".join(results), len(pairs), "pairs of sites"):
             pass
     return results
 
 
-def _on_gpu(statistic: Collected | PairViews) -> bool:
-    if isinstance(statistic, Sample):
-        return statistic.xs[0].is_cuda
-    if isinstance(statistic, SplitMoments):
-        statistic = statistic.total
-    return isinstance(statistic, Moments) and statistic.cross.is_cuda
+def _of_all_pairs(measure: Measure, sample: Sample, a: Sequence[int], b: Sequence[int]) -> Tensor | None:
+    """The values (A, B) of these sites; None if it takes each pair to say where there are none, and why."""
+    try:
+        view = sample.of_all_pairs(measure.reads, a, b)
+        return None if view is None else measure(view)
+    except UNDEFINED:
+        return None
 
 
 def view_of(

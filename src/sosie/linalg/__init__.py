@@ -41,6 +41,7 @@ from .products import (
     memo,
     near_one,
     once,
+    orthonormal_square,
     product,
     row_squares,
     self_product,

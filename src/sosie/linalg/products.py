@@ -266,6 +266,9 @@ def memo(instance: object, key: object, make: Callable[[], T]) -> T:
 
 
 # Factorisations of dense matrices: by NumPy on a CPU without gradients, on one core if small
+#
+# Singular values of a matrix on a GPU are found on the CPU, where a core takes less time in float64 than the GPU, and
+# several matrices take several cores.
 
 SMALL = 1024  # columns up to which more cores are not faster
 
@@ -282,14 +285,15 @@ def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 def singular_values(matrix: Tensor) -> Tensor:
     """Singular values, descending."""
-    return _factorise(matrix, partial(np.linalg.svd, compute_uv=False), torch.linalg.svdvals)
+    by_numpy = partial(np.linalg.svd, compute_uv=False)
+    return _factorise(near_cores(matrix), by_numpy, torch.linalg.svdvals).to(matrix.device)
 
 
 def singular(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """U (p, k), σ (k,) descending and Vᵀ (k, q) with k = min(p, q)."""
-    return _factorise(
-        matrix, partial(np.linalg.svd, full_matrices=False), partial(torch.linalg.svd, full_matrices=False)
-    )
+    by_numpy, by_torch = (partial(svd, full_matrices=False) for svd in (np.linalg.svd, torch.linalg.svd))
+    u, sizes, v = (factor.to(matrix.device) for factor in _factorise(near_cores(matrix), by_numpy, by_torch))
+    return u, sizes, v
 
 
 def orthonormal(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -302,9 +306,19 @@ def orthonormal(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return q @ u, sizes
 
 
+def orthonormal_square(columns: Tensor) -> Tensor:
+    """(n, n): an orthogonal matrix whose first k columns span these k."""
+    return _factorise(columns, partial(np.linalg.qr, mode="complete"), partial(torch.linalg.qr, mode="complete"))[0]
+
+
 def cholesky(matrix: Tensor) -> Tensor:
     """The Cholesky factor L of a positive definite matrix L Lᵀ; differentiable."""
     return _factorise(matrix, np.linalg.cholesky, torch.linalg.cholesky)
+
+
+def near_cores(matrix: Tensor) -> Tensor:
+    """The matrix on the CPU, unless it needs a gradient or operations are counted."""
+    return matrix if matrix.requires_grad or _BY_TORCH.get() else matrix.cpu()
 
 
 def _factorise(matrix: Tensor, by_numpy: Callable[..., Any], by_torch: Callable[..., Any]) -> Any:

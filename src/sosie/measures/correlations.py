@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..checks import whole_number
-from ..linalg import leading_count, nuclear_norm, rank_tolerance, singular, singular_values
+from ..linalg import nuclear_norm, rank_tolerance, singular, singular_values
 from ..stats import Covariances, Scatter
 from .define import define
 from .transforms import CANONICAL, CANONICAL_LEADING, CANONICAL_SQUARED, CANONICAL_WEIGHTED
@@ -40,19 +40,19 @@ def mean_cca(c: Covariances) -> Tensor:
     deviations of neurons that are scaled to one size; down to 1e-12 if the rows are in memory with more digits than
     float32. A caveat reports directions of the data that are dropped.
     """
-    most = _directions(c)
-    return nuclear_norm(c.whitened, most) / most
+    return c.correlated / _directions(c)
 
 
 @by_correlations(
     invariant={"rotation", "scale", "shift", "linear"},
+    all_pairs=True,
     paper="kornblith2019",
     chance="max(p, q) / (n − 1)",
     aligned_by=CANONICAL_SQUARED,
 )
 def cca_r2(c: Covariances) -> Tensor:
     """Mean squared canonical correlation (R²_CCA), over as many as the smaller rank; saturates like mean_cca."""
-    return c.whitened.square().sum() / _directions(c)
+    return c.shared / _directions(c)
 
 
 @by_correlations(
@@ -69,18 +69,14 @@ def svcca(c: Covariances, keep: float = 0.99, directions: int | None = None) -> 
     if not 0 < keep <= 1:
         raise ValueError(f"svcca keeps a share of the variance between 0 and 1, got keep={keep!r}")
     shares = (keep, keep) if directions is None else tuple(_share_of(s, directions) for s in (c.x, c.y))
-    if (components := c.principal(max(shares))) is not None:
-        shared, *sizes = components
-        count_x, count_y = (
-            leading_count(size.square(), share) if directions is None else directions
-            for size, share in zip(sizes, shares, strict=True)
-        )
-        kept = shared[:count_x, :count_y]
-    else:
-        (x, count_x), (y, count_y) = (side.leading(share) for side, share in zip((c.x, c.y), shares, strict=True))
-        kept = x @ c.xy @ y.T
+    if (spaces := c.leading(shares, directions)) is not None:
+        x, y = spaces
+        return x.cosines(y, c.order) / min(x.columns.shape[1], y.columns.shape[1])
+    (whitener_x, count_x), (whitener_y, count_y) = (
+        side.leading(share) for side, share in zip((c.x, c.y), shares, strict=True)
+    )
     most = min(count_x, count_y)
-    return nuclear_norm(kept, most) / most
+    return nuclear_norm(whitener_x @ c.xy @ whitener_y.T, most) / most
 
 
 def _share_of(side: Scatter, directions: int) -> float:
@@ -108,6 +104,8 @@ def pwcca(c: Covariances) -> Tensor:
     or by the projections of the neurons), over as many directions as the smaller rank. It has no gradient, since the
     directions of equal correlations are arbitrary, as are all those of a site with itself.
     """
+    if c.saturated:
+        return c.x.matrix.new_ones(())
     u, correlations, _ = singular(c.whitened)
     count = int(_directions(c))
     weights = (u.T @ c.whitened_neurons).abs().sum(1)

@@ -80,6 +80,7 @@ class Measure:
     paired: bool = True  # row i of x must belong to row i of y
     same_width: bool = False  # both sides must have equally many neurons
     needs: frozenset[str] = frozenset()  # what it reads beside x and y: "inputs", "labels"
+    all_pairs: bool = False  # whether it also takes `AllCovariances` or `AllPairedRows`, the views of all pairs at once
     share: bool = False  # whether it is the share of inputs that count, which has an exact interval
     by_chance: ByChance | None = None  # mean and spread by chance, from n and both ranks
     aligned_by: Aligner | None = None  # what `sosie.align` returns for it

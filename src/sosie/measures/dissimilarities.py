@@ -20,6 +20,7 @@ ROUNDING = 1e-12  # of the largest dissimilarity; closer ones are ties
     bounds=(-1, 1),
     closer="up",
     invariant={"permutation", "scale"},
+    all_pairs=True,
     differentiable=False,
     paper="kriegeskorte2008, nili2014, diedrichsen2020",
     cost="n² (p + q + log n)",
@@ -41,21 +42,15 @@ def rsa(rows: PairedRows, dissimilarity: str = "correlation", compare: str = "sp
             f"rsa knows the dissimilarities {', '.join(DISSIMILARITIES)} and the comparators "
             f"{', '.join((*COMPARATORS, *KENDALL))}; got {dissimilarity!r} and {compare!r}"
         )
-    if len(rows.x.rows) < 3:
-        raise ValueError(f"rsa needs at least 3 rows, got {len(rows.x.rows)}")
+    if rows.n < 3:
+        raise ValueError(f"rsa needs at least 3 rows, got {rows.n}")
     if compare in KENDALL:
         return kendall(compare, *(_triangle(side, dissimilarity) for side in (rows.x, rows.y)))
-    x, y = (
-        side.memo(
-            ("rsa", dissimilarity, compare),
-            lambda r: to_length(
-                compare, COMPARATORS[compare](upper_triangle(DISSIMILARITIES[dissimilarity](r)), len(r))
-            ),
-            "triangle",
-        )
-        for side in (rows.x, rows.y)
+    return rows.inner(
+        ("rsa", dissimilarity, compare),
+        lambda r: to_length(compare, COMPARATORS[compare](upper_triangle(DISSIMILARITIES[dissimilarity](r)), len(r))),
+        "triangle",
     )
-    return torch.dot(x, y)
 
 
 @define(

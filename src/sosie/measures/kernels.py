@@ -21,7 +21,7 @@ LARGEST_EXPONENT, SMALLEST_EXPONENT = 30.0, 1e-8  # beyond these a kernel says n
 of_grams = functools.partial(
     define, bounds=(0, 1), closer="up", invariant={"rotation", "scale", "shift"}, few_rows="biased"
 )
-of_kernels = functools.partial(of_grams, reads=PairedRows, cost="n² (p + q)")
+of_kernels = functools.partial(of_grams, reads=PairedRows, all_pairs=True, cost="n² (p + q)")
 
 
 def _cosine(a: Alignment) -> Tensor:
@@ -158,11 +158,8 @@ def deconfounded_cka(rows: PairedRows, positive: bool = True) -> Tensor:
     assert rows.inputs is not None
     k0 = rows.inputs.memo("centred gram", _linear)
     if not positive:
-        k, l = (side.memo("remainder", lambda x: _remainder(_linear(x), k0), "square") for side in (rows.x, rows.y))
-        return (k * l).sum() / (k.norm() * l.norm())
-    # Each Gram matrix is F Fᵀ, with orthogonal columns whose squared lengths are its eigenvalues.
-    f, g = (side.memo("deconfounded", lambda x: _deconfounded(_linear(x), k0), "rows") for side in (rows.x, rows.y))
-    return (f.T @ g).square().sum() / (f.square().sum(0).norm() * g.square().sum(0).norm())
+        return rows.inner("remainder", lambda x: _unit(_remainder(_linear(x), k0)), "square")
+    return rows.inner("deconfounded", lambda x: _unit(_deconfounded(_linear(x), k0)), "square")
 
 
 @of_kernels(
@@ -179,10 +176,9 @@ def distance_correlation(rows: PairedRows, unbiased: bool = False) -> Tensor:
     negative. Packages use this name for either, and for its square.
     """
     centre = u_centred if unbiased else double_centred
-    if unbiased and len(rows.x.rows) < 4:
-        raise ValueError(f"the unbiased distance correlation needs at least 4 rows, got {len(rows.x.rows)}")
-    a, b = (side.memo(("distances", unbiased), lambda x: centre(distances(x)), "square") for side in (rows.x, rows.y))
-    cosine = torch.dot(a.flatten(), b.flatten()) / (a.norm() * b.norm())
+    if unbiased and rows.n < 4:
+        raise ValueError(f"the unbiased distance correlation needs at least 4 rows, got {rows.n}")
+    cosine = rows.inner(("distances", unbiased), lambda x: _unit(centre(distances(x))), "square")
     if unbiased:
         return cosine
     return torch.where(cosine > 0, cosine, torch.zeros_like(cosine)).sqrt()  # below 0 by rounding only
@@ -193,10 +189,10 @@ def _linear(x: Tensor) -> Tensor:
 
 
 def _deconfounded(k: Tensor, k0: Tensor) -> Tensor:
-    """(n, r): F with F Fᵀ the remainder of K without negative eigenvalues."""
+    """The remainder of K without negative eigenvalues."""
     values, vectors = eigen(_remainder(k, k0))
     kept = values > RANK_TOLERANCE * k.diagonal().sum()
-    return vectors[:, kept] * values[kept].sqrt()
+    return self_product((vectors[:, kept] * values[kept].sqrt()).T)
 
 
 def _remainder(k: Tensor, k0: Tensor) -> Tensor:
@@ -212,11 +208,14 @@ def _remainder(k: Tensor, k0: Tensor) -> Tensor:
 
 def _kernel_cosine(rows: PairedRows, key: object, kernel: Callable[[Tensor], Tensor], *, debiased: bool) -> Tensor:
     """The cosine of both sides' kernel matrices, doubly centred or U-centred; made once for each site."""
-    if debiased and len(rows.x.rows) < 4:
-        raise ValueError(f"a debiased CKA needs at least 4 rows, got {len(rows.x.rows)}")
+    if debiased and rows.n < 4:
+        raise ValueError(f"a debiased CKA needs at least 4 rows, got {rows.n}")
     centre = u_centred if debiased else double_centred
-    k, l = (side.memo((key, debiased), lambda x: centre(kernel(x)), "square") for side in (rows.x, rows.y))
-    return (k * l).sum() / (k.norm() * l.norm())
+    return rows.inner((key, debiased), lambda x: _unit(centre(kernel(x))), "square")
+
+
+def _unit(kernel: Tensor) -> Tensor:
+    return kernel / kernel.norm()
 
 
 def _squared_distances(x: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ def procrustes_angle(c: Covariances) -> Tensor:
 def cka_angle(c: Covariances) -> Tensor:
     """Angle between the centred Gram matrices: arccos of linear_cka; a metric, which some packages call CKA."""
     norms = [side.memo("squares", lambda s: total_squares(s.matrix).sqrt()) for side in (c.x, c.y)]
-    return _angle_from(total_squares(c.xy) / (norms[0] * norms[1]))
+    return _angle_from(c.between / (norms[0] * norms[1]))
 
 
 @define(
@@ -91,6 +91,7 @@ def cka_angle(c: Covariances) -> Tensor:
     closer="up",
     same=None,
     invariant={"rotation", "shift"},
+    all_pairs=True,
     paper="gretton2005",
     cost="n p q",
     few_rows="biased",
@@ -102,7 +103,7 @@ def hsic(c: Covariances) -> Tensor:
     The biased estimate, which linear_cka normalises: it grows with the square of each side's scale, so values of other
     layers cannot be compared.
     """
-    return total_squares(c.xy) * (c.x.n / (c.x.n - 1)) ** 2
+    return c.between * (c.x.n / (c.x.n - 1)) ** 2
 
 
 @distance_of_covariances(
@@ -190,6 +191,7 @@ def _angle_from(overlap: Tensor, rounding: float = 0) -> Tensor:
     closer="up",
     invariant={"scale", "shift", "rotation"},
     symmetric=False,
+    all_pairs=True,
     precise=True,
     paper="kornblith2019",
     cost="(n + p) p (p + q)",
@@ -203,7 +205,7 @@ def regression_r2(c: Covariances) -> Tensor:
     Invariant to any invertible map of x, and to rotations of y. 1 if x has at least as many neurons as there are rows:
     predictivity is the value on rows that the regression was not fitted on.
     """
-    return c.x_whitened.square().sum() / c.y.trace
+    return c.explained / c.y.trace
 
 
 @define(
@@ -211,6 +213,7 @@ def regression_r2(c: Covariances) -> Tensor:
     bounds=(0, 1),
     closer="up",
     invariant={"linear", "shift"},
+    all_pairs=True,
     precise=True,
     paper="may2019",
     cost="(n + p + q) p q",
@@ -222,7 +225,7 @@ def eigenspace_overlap(c: Covariances) -> Tensor:
 
     Rows are centred, unlike in May et al. cca_r2 divides by the smaller rank instead.
     """
-    return c.whitened.square().sum() / torch.maximum(c.x.rank, c.y.rank)
+    return c.shared / torch.maximum(c.x.rank, c.y.rank)
 
 
 @distance_of_covariances(

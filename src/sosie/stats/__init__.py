@@ -17,7 +17,7 @@ from .outputs import (
     check_labels,
 )
 from .repetitions import PairedRepetitions, Repetitions
-from .row_grams import SMALLEST_GROUP
+from .row_grams import SMALLEST_GROUP, AllCovariances, AllPairedRows
 from .sample import NO_NEURONS, Sample, SampleMaker
 from .sampling import ROWS, Buckets, Fold, Resketch, RowSampler, Shuffle, check_seed, dealt_evenly, row_hash
 from .splits import SplitMaker, SplitMoments, Splits, check_folds, dealt_folds, grouped_folds
@@ -40,4 +40,7 @@ from .weights import Atoms, AtomTable, LinearMaps, TensorPair, UncentredLinearMa
 
 Statistic = Moments | Grams | Sample
 Collected = Statistic | SplitMoments  # what a pass collects
-View = Alignment | Covariances | PairedRows | Neurons | Splits | Outputs | Weights | Entries | PairedRepetitions
+AllPairs = AllCovariances | AllPairedRows
+View = (
+    Alignment | Covariances | PairedRows | AllPairs | Neurons | Splits | Outputs | Weights | Entries | PairedRepetitions
+)

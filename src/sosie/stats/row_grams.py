@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..linalg.grams import diagonal_part, without_mean
-from ..linalg.products import cross_product, once, row_squares, self_product, self_product_squares, total_squares
-from .sampling import Shuffle, dealt_evenly
-from .views import Alignment, DebiasedAlignment, UncentredAlignment
+from ..linalg.products import (
+    cross_product,
+    once,
+    row_squares,
+    self_product,
+    self_product_squares,
+    side_by_side,
+    total_squares,
+)
+from .sampling import Moves, Shuffle, dealt_evenly
+from .views import Alignment, DebiasedAlignment, RowScatter, SiteRows, UncentredAlignment
 
 GROUPS = 20  # of rows, to be left out in turn
 SMALLEST_GROUP = 4  # rows
@@ -110,6 +119,93 @@ class RowGrams:
                 return None
             self._by_group[centre] = GroupProducts(*self._rows(centre), self._dealt)
         return self._by_group[centre]
+
+
+# Views of every pair of sites at once, for measures that need no more than inner products of what each site gives
+
+ENTRIES = 2**16  # of each site that are multiplied at a time
+
+
+@dataclass
+class AllPairedRows:
+    """What `PairedRows` offers that can be had for all pairs of sites at once."""
+
+    sites: tuple[Sequence[SiteRows], Sequence[SiteRows]]
+    inputs: SiteRows | None = None
+
+    @property
+    def n(self) -> int:
+        return len(self.sites[0][0].rows)
+
+    def inner(self, key: object, make: Callable[[Tensor], Tensor], moves: Moves | None = None) -> Tensor:
+        """(A, B): see `PairedRows.inner`."""
+        xs, ys = (
+            [made.flatten() for made in side_by_side(lambda site: site.memo(key, make, moves), side)]
+            for side in self.sites
+        )
+        total = xs[0].new_zeros(len(xs), len(ys))
+        for start in range(0, len(xs[0]), ENTRIES):
+            x, y = (torch.stack([each[start : start + ENTRIES] for each in side]) for side in (xs, ys))
+            total += x @ y.T
+        return total
+
+    @property
+    def x(self) -> SiteRows:
+        raise ValueError("this value is computed for one pair of sites at a time")
+
+
+@dataclass
+class SiteSums:
+    """Numbers of each site of one side, which broadcast over pairs of sites."""
+
+    n: int
+    trace: Tensor
+    rank: Tensor
+
+
+@dataclass
+class AllCovariances:
+    """What `Covariances` offers that can be had for all pairs of sites at once; `order` is of the rows of B."""
+
+    sites: tuple[Sequence[RowScatter], Sequence[RowScatter]]
+    order: Tensor | None = None
+
+    @once
+    def x(self) -> SiteSums:
+        return self._sums(0, (-1, 1))
+
+    @once
+    def y(self) -> SiteSums:
+        return self._sums(1, (1, -1))
+
+    @once
+    def shared(self) -> Tensor:
+        """(A, B): see `Covariances.shared`."""
+        return self._products([s.space.columns for s in self._spanned(0)], [s.space.columns for s in self._spanned(1)])
+
+    @once
+    def explained(self) -> Tensor:
+        return self._products([s.space.columns for s in self._spanned(0)], [s.rows for s in self.sites[1]]) / self.x.n
+
+    @once
+    def between(self) -> Tensor:
+        xs, ys = ([s.coordinates for s in side if s.coordinates is not None] for side in self.sites)
+        return self._products(xs, ys) / self.x.n**2
+
+    def _products(self, xs: Sites, ys: Sites) -> Tensor:
+        return inner_products(xs, ys if self.order is None else [y[self.order] for y in ys])[2]
+
+    def _sums(self, side: int, shape: tuple[int, int]) -> SiteSums:
+        sites = self._spanned(side)
+        trace, rank = (
+            torch.stack(numbers).view(shape) for numbers in zip(*((s.trace, s.rank) for s in sites), strict=True)
+        )
+        return SiteSums(sites[0].n, trace, rank)
+
+    def _spanned(self, side: int) -> Sequence[RowScatter]:
+        for _ in side_by_side(lambda site: (site.space, site.rank), self.sites[side]):
+            pass
+        return self.sites[side]
 
 
 # All rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..checks import paired_rows
-from ..linalg import column_squares, cross_product, lacks_room, once, without_mean, without_rounding
-from .row_grams import RowGrams
+from ..linalg import column_squares, cross_product, lacks_room, once, side_by_side, without_mean, without_rounding
+from .row_grams import AllCovariances, AllPairedRows, RowGrams
 from .sampling import Fold, RowSampler, Shuffle, row_hash
 from .splits import Splits, check_folds, dealt_folds, split_side, splits_of
 from .views import (
@@ -235,8 +236,10 @@ class Sample:
             a, b = original._coordinates
             return a, [(rows[shuffle.order], scatter) for rows, scatter in b]
         grad = any(rows.requires_grad for rows in (*self.xs, *self.ys))
-        a = [coordinates(rows, differentiable=grad) for rows in self.xs]
-        return a, a if self._with_itself else [coordinates(rows, differentiable=grad) for rows in self.ys]
+        sites = [*self.xs, *(() if self._with_itself else self.ys)]
+        in_turn = map if grad or len(sites) == 2 else side_by_side
+        made = list(in_turn(partial(coordinates, differentiable=grad), sites))
+        return made[: len(self.xs)], made[-len(self.ys) :]
 
     @property
     def scatters(self) -> tuple[list[Scatter], list[Scatter]]:
@@ -254,7 +257,16 @@ class Sample:
         """Covariances of site i of A and site j of B, in as few coordinates as the rows span."""
         (x, scatter_x), (y, scatter_y) = self._coordinates[0][i], self._coordinates[1][j]
         order = None if self._before is None else self._before[1].order
-        return Covariances(scatter_x, scatter_y, cross_product(x, y) / self.n, order=order)
+        return Covariances(scatter_x, scatter_y, lambda: cross_product(x, y) / self.n, order=order)
+
+    def of_all_pairs(self, reads: type, a: Sequence[int], b: Sequence[int]) -> AllCovariances | AllPairedRows | None:
+        """The view of all pairs of these sites at once, if there is one."""
+        if issubclass(reads, PairedRows):
+            return AllPairedRows(([self._sites[0][i] for i in a], [self._sites[1][j] for j in b]), self._inputs)
+        xs, ys = ([side[k] for k in some] for side, some in zip(self.scatters, (a, b), strict=True))
+        if not all(isinstance(site, RowScatter) for site in (*xs, *ys)):
+            return None
+        return AllCovariances((xs, ys), None if self._before is None else self._before[1].order)  # type: ignore[arg-type]
 
     def splits(self, i: int = 0, j: int = 0, *, folds: int, seed: int) -> Splits:
         """The moments of every fold of site i of A and site j of B, by the given split or the rows' global indices."""

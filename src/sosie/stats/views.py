@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -26,11 +26,13 @@ from ..linalg import (
     memo,
     nuclear_norm,
     once,
+    orthonormal_square,
     product,
     rank_tolerance,
     row_squares,
     self_product,
     singular_values,
+    total_squares,
     whitening,
     without_rounding,
 )
@@ -163,6 +165,36 @@ class Scatter:
 
 
 @dataclass
+class Subspace:
+    """A space of centred vectors (n,), such as all that the neurons of one site span."""
+
+    columns: Tensor  # (n, k) orthonormal
+
+    @once
+    def complement(self) -> Tensor:
+        """(n, n − 1 − k): orthonormal columns for the other centred vectors."""
+        ones = torch.ones_like(self.columns[:, :1])
+        return orthonormal_square(torch.cat([ones, self.columns], 1))[:, 1 + self.columns.shape[1] :].clone()
+
+    def in_common(self, other: Subspace) -> int:
+        """The dimensions that both have in common whatever they are, in n − 1 dimensions."""
+        (n, k), l = self.columns.shape, other.columns.shape[1]
+        return max(0, k + l - (n - 1))
+
+    def cosines(self, other: Subspace, order: Tensor | None = None) -> Tensor:
+        """The sum of the cosines of the principal angles with another space, whose rows are in another order.
+
+        Beyond the dimensions that both have in common, these are also the angles between the complements, which are
+        small then.
+        """
+        most = min(self.columns.shape[1], other.columns.shape[1])
+        if (common := self.in_common(other)) == most:
+            return self.columns.new_tensor(common)
+        x, y = (space.complement if common else space.columns for space in (self, other))
+        return common + nuclear_norm(product(x.T, y if order is None else y[order]), most - common)
+
+
+@dataclass
 class RowScatter(Scatter):
     """The covariance of a site with its rows, or some of them, which are factorised where the covariance lacks digits.
 
@@ -171,6 +203,7 @@ class RowScatter(Scatter):
     """
 
     raw: Tensor = field(kw_only=True, repr=False)  # (n, p), all rows or some
+    coordinates: Tensor | None = field(default=None, kw_only=True, repr=False)  # (n, r) of all rows, if they are kept
 
     @once
     def rows(self) -> Tensor:
@@ -249,6 +282,29 @@ class RowScatter(Scatter):
         return self.span.basis
 
     @once
+    def space(self) -> Subspace:
+        """The span of the neurons, whitened by the covariance where it shows all directions."""
+        if self.direct or self.sampled:
+            return Subspace(self.basis)
+        return Subspace(product(self.rows / self.scale, self.whitener.T) / self.n**0.5)
+
+    def leading_space(self, share: float, count: int | None, *, by_covariance: bool) -> Subspace:
+        """The span of the fewest principal components that hold this share of the variance, or of so many."""
+
+        def make(_: Scatter) -> Subspace:
+            if by_covariance and self.coordinates is not None:
+                return Subspace(product(self.coordinates, self.leading(share)[0].T) / self.n**0.5)
+            span = self.components
+            return Subspace(span.basis[:, : leading_count(span.sizes.square(), share) if count is None else count])
+
+        return self.memo(("leading space", share, count, by_covariance), make)
+
+    @once
+    def whitened_neurons(self) -> Tensor:
+        """(k, p): covariance of the space's columns, in units of variance 1, with each neuron."""
+        return product(self.space.columns.T, self.rows) / len(self.rows) ** 0.5
+
+    @once
     def rank(self) -> Tensor:
         return self.matrix.new_tensor(self.basis.shape[1]) if self.direct else self._rank_of_matrix()
 
@@ -305,11 +361,13 @@ def coordinates(raw: Tensor, *, differentiable: bool) -> tuple[Tensor, Scatter]:
     if width <= n:
         scatter = RowScatter(lambda: self_product(scatter.rows) / n, n, raw=raw)
         scatter.total = column_squares(scatter.rows).sum() / n
+        scatter.coordinates = scatter.rows
         return scatter.rows, scatter
     # With more neurons than rows, n coordinates suffice, since all that reads them ignores rotations.
     rows = without_rounding(raw, torch.float64)
     spectrum = Spectrum.of(rows @ rows.T)
-    return spectrum.vectors * spectrum.values.sqrt(), RowScatter(torch.diag(spectrum.values) / n, n, raw=raw)
+    few = spectrum.vectors * spectrum.values.sqrt()
+    return few, RowScatter(torch.diag(spectrum.values) / n, n, raw=raw, coordinates=few)
 
 
 @dataclass
@@ -336,27 +394,68 @@ class Covariances:
     @once
     def whitened(self) -> Tensor:
         """The cross-correlation of whitened sides, whose singular values are the canonical correlations."""
-        if (sides := self._in_memory) and (sides[0].direct or sides[1].direct):
-            return product(sides[0].basis.T, self._shuffled(sides[1].basis))
+        if sides := self._by_rows:
+            return product(sides[0].space.columns.T, self._shuffled(sides[1].space.columns))
         scaled = self.xy / (self.x.scale[:, None] * self.y.scale[None, :])
         return product(product(self.x.whitener, scaled), self.y.whitener.T)
 
     @once
+    def correlated(self) -> Tensor:
+        """The sum of the canonical correlations."""
+        if sides := self._by_rows:
+            return sides[0].space.cosines(sides[1].space, self.order)
+        return nuclear_norm(self.whitened, most=torch.minimum(self.x.rank, self.y.rank))
+
+    @once
+    def shared(self) -> Tensor:
+        """The sum of the squares of the canonical correlations."""
+        return self.whitened.square().sum()
+
+    @property
     def whitened_neurons(self) -> Tensor:
         """(k, p): covariance of the whitened directions of x, as in `whitened`, with each of its neurons."""
-        if (sides := self._in_memory) and (sides[0].direct or sides[1].direct):
-            return product(sides[0].basis.T, sides[0].rows) / len(sides[0].rows) ** 0.5
-        return self.x.whitener @ (self.x.matrix / self.x.scale[:, None])
+        if sides := self._by_rows:
+            return sides[0].whitened_neurons
+        return self.x.memo("whitened neurons", lambda s: s.whitener @ (s.matrix / s.scale[:, None]))
+
+    @property
+    def explained(self) -> Tensor:
+        """The variance of y that a regression on x explains."""
+        return self.x_whitened.square().sum()
+
+    @property
+    def between(self) -> Tensor:
+        """The sum of the squares of the cross-covariance."""
+        return total_squares(self.xy)
 
     @once
     def x_whitened(self) -> Tensor:
         """The covariance of whitened x with y, which a regression on x explains."""
-        if not (sides := self._in_memory) or not sides[0].direct:
+        if not (sides := self._in_memory) or not (sides[0].direct or callable(self.given)):
             return product(self.x.whitener, self.xy / self.x.scale[:, None])
         x, y = sides
-        explained = product(x.basis.T, self._shuffled(y.rows)) / len(x.rows) ** 0.5
+        explained = product(x.space.columns.T, self._shuffled(y.rows)) / len(x.rows) ** 0.5
         # Scaled from the variance of the sampled rows to that of all rows.
         return explained * (y.trace / row_squares(y.rows).mean()).sqrt() if y.sampled else explained
+
+    @property
+    def saturated(self) -> bool:
+        """Whether all canonical correlations are 1, for want of rows."""
+        if not (sides := self._by_rows):
+            return False
+        x, y = (side.space for side in sides)
+        return x.in_common(y) == min(x.columns.shape[1], y.columns.shape[1])
+
+    def leading(self, shares: Sequence[float], count: int | None) -> tuple[Subspace, Subspace] | None:
+        """The spaces of the principal components of each side that hold its share of the variance, from the rows."""
+        if not (sides := self._in_memory):
+            return None
+        enough = not any(side.lacks_digits(max(shares)) for side in sides)
+        if enough and not callable(self.given):
+            return None
+        both = zip(sides, shares, strict=True)
+        x, y = (side.leading_space(share, count, by_covariance=enough) for side, share in both)
+        return x, y
 
     def principal(self, share: float) -> tuple[Tensor, Tensor, Tensor] | None:
         """The correlations (k, l) of both sides' principal components and their standard deviations, from the rows.
@@ -368,6 +467,12 @@ class Covariances:
         x, y = (side.components for side in sides)
         sizes = (side.sizes / len(sides[0].rows) ** 0.5 for side in (x, y))
         return product(x.basis.T, self._shuffled(y.basis)), *sizes
+
+    @property
+    def _by_rows(self) -> tuple[RowScatter, RowScatter] | None:
+        """Both sides, if their rows show more than the covariances do, or take less work than one that is not made."""
+        sides = self._in_memory
+        return sides if sides and (sides[0].direct or sides[1].direct or callable(self.given)) else None
 
     @property
     def _in_memory(self) -> tuple[RowScatter, RowScatter] | None:
@@ -425,6 +530,16 @@ class PairedRows:
 
     def __post_init__(self) -> None:
         paired_rows(len(self.x.rows), len(self.y.rows))
+
+    @property
+    def n(self) -> int:
+        return len(self.x.rows)
+
+    def inner(self, key: object, make: Callable[[Tensor], Tensor], moves: Moves | None = None) -> Tensor:
+        """The inner product of what `make` gives for the rows of each side; see `SiteRows.memo`."""
+        x, y = (side.memo(key, make, moves).flatten() for side in (self.x, self.y))
+        dtype = torch.promote_types(x.dtype, y.dtype)
+        return torch.dot(x.to(dtype), y.to(dtype))
 
 
 MOST_PAIRS = 4096**2  # of matched neurons: 128 MiB of covariances, about ten seconds to assign
