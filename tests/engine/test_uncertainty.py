@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -130,6 +131,17 @@ def test_intervals_come_free_for_cka_and_on_request_for_all() -> None:
         assert (found.low <= found.value).all()
         assert (found.value <= found.high).all()
         assert (found.high - found.low > 0).all()
+
+
+@pytest.mark.parametrize("measure", ["mean_cca", "cca_r2", "regression_r2"])
+def test_a_value_that_is_1_whatever_the_rows_is_that_of_chance(measure: str) -> None:
+    """Rounding alone tells them apart: neither the caveat nor a score may rest on that."""
+    random = np.random.default_rng(0)
+    a, b = ({f"s{k}": random.normal(size=(64, 70 + k)) for k in range(3)} for _ in "ab")
+    options = {"measures": measure, "null": "permutation", "draws": 4, "interval": True}
+    for row in sosie.compare(a, b, **options).rows():
+        assert "close to chance, where the interval is unreliable" in row["caveats"]
+        assert row["score"] is None or math.isnan(row["score"])
 
 
 def test_an_interval_from_sampled_rows_shrinks_with_all_rows() -> None:

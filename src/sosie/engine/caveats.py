@@ -14,7 +14,7 @@ from ..measures import Measure
 from ..results import LEVEL, Caveat, Chance, Estimate, Side
 from ..stats import SMALLEST_GROUP, Alignment, Covariances, Grams, PairViews, RowScatter, Sample, Scatter, Statistic
 from .order import largest_gap
-from .uncertainty import FEWEST_DRAWS, FEWEST_GROUPS, HALVED
+from .uncertainty import FEWEST_DRAWS, FEWEST_GROUPS, HALVED, TIE
 
 DRIFT = 0.05  # share of the variance between blocks above which there is a caveat
 OF_POSITIONS = Caveat(
@@ -248,7 +248,7 @@ def of_chance(
 def near_chance(
     value: np.ndarray, null: np.ndarray, spread: np.ndarray, side_a: Side, side_b: Side
 ) -> Iterator[Caveat]:
-    for i, j in zip(*np.nonzero(np.abs(value - null) < NEAR_CHANCE * spread), strict=True):
+    for i, j in zip(*np.nonzero(np.abs(value - null) < np.maximum(NEAR_CHANCE * spread, TIE)), strict=True):
         yield Caveat("close to chance, where the interval is unreliable", side_a.sites[i], side_b.sites[j])
 
 

@@ -178,12 +178,14 @@ class Estimate:
 
     @property
     def score(self) -> Array | None:
-        """The calibrated values: 0 at chance, 1 for a model compared with itself."""
+        """The calibrated values: 0 at chance, 1 for a model compared with itself; NaN where these are the same."""
         if self.null is None or self.same is None:
             return None
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return (self.value - self.null) / (self.same - self.null)
+        extent = self.same - self.null
+        return (self.value - self.null) / np.where(np.abs(extent) > SAME, extent, np.nan)
 
+
+SAME = 1e-9  # differences that may be rounding
 
 # The arrays of an estimate, all of one shape, which are checked as they are read
 ARRAYS = ("value", "low", "high", "null", "null_spread", "p", "p_search", "block_error")
