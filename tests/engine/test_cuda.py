@@ -11,8 +11,11 @@ from nets import cnn, inputs, mlp
 from torch import Tensor, nn
 
 import sosie
+from sosie.engine.evaluate import by_pair
 from sosie.engine.provenance import begin_digest, digest_of
 from sosie.linalg import gram_cuda
+from sosie.measures import find
+from sosie.stats import Sample
 from sosie.zoo import Probe, fingerprint
 from sosie.zoo import fingerprints as making
 
@@ -34,6 +37,21 @@ def test_same_values_as_on_a_cpu(memory: int | None, precision: str | None) -> N
     for name in here.measures:
         np.testing.assert_allclose(there.matrix(name), here.matrix(name), atol=1e-3, equal_nan=True, err_msg=name)
     assert next(a.parameters()).device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    "name", [*MEASURES[3:], "svcca", "pwcca", "cca_r2", "regression_r2", "rbf_cka", "jaccard", "cknna"]
+)
+def test_all_pairs_of_sites_as_on_a_cpu(name: str) -> None:
+    random = torch.Generator().manual_seed(0)
+    sides = [[torch.randn(200, width, generator=random) for width in (30, 120, 300)] for _ in "ab"]
+    found = []
+    for device in ("cpu", "cuda"):
+        sample = Sample.of(*([rows.to(device) for rows in side] for side in sides))
+        everywhere = np.ones(3, dtype=bool)
+        pairs = by_pair([find(name)], sample, sample.widths, everywhere, everywhere)[name]
+        found.append(pairs.matrix((3, 3)).cpu().numpy())
+    np.testing.assert_allclose(found[1], found[0], atol=1e-2 if name == "pwcca" else 1e-10)
 
 
 def test_models_on_different_devices() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from sosie.engine import evaluate
 from sosie.engine.evaluate import by_pair
 from sosie.measures import MEASURES, Measure, find
-from sosie.stats import Covariances, PairedRows, Sample, Shuffle
+from sosie.stats import Covariances, PairedRows, Sample, Shuffle, row_grams
 from sosie.stats.views import Subspace
 
 SLOW = ("rtd",)  # which takes seconds per pair and needs an optional package
@@ -54,7 +54,9 @@ def values(measure: Measure, sample: Sample, *defined: list[bool]) -> tuple[np.n
 
 @measures
 @pytest.mark.parametrize(("n", "dtype"), [(40, torch.float64), (24, torch.float32)])
-def test_the_grid_is_each_pair(measure: Measure, n: int, dtype: torch.dtype) -> None:
+def test_the_grid_is_each_pair(measure: Measure, n: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_grams, "ENTRIES", 100)
+    monkeypatch.setattr(row_grams, "STRIP", 16)
     xs, ys, inputs = made(n, seed=n, dtype=dtype)
     shuffle = Shuffle.draw(n, 0, 0, torch.device("cpu"))
     sample = Sample.of(xs, ys, inputs=inputs)
