@@ -13,7 +13,7 @@ from paired import correlated_rows
 import sosie
 from sosie.engine import Transform
 from sosie.files import DamagedFile, OtherFile
-from sosie.measures import MEASURES, Measure
+from sosie.measures import MEASURES, Measure, transforms
 
 aligned = pytest.mark.parametrize("measure", [m for m in MEASURES.values() if m.aligned_by], ids=lambda m: m.name)
 WIDTHS = [(60, 7, 5), (60, 5, 7), (60, 6, 6), (12, 15, 9)]
@@ -211,3 +211,61 @@ def test_bad_input() -> None:
         sosie.align(x, y, "mean_cca")  # type: ignore[arg-type]
     with pytest.warns(UserWarning, match="4 dimensions for n=5 rows"):
         sosie.align("regression_r2", x[:5], y[:5])
+
+
+def badly_scaled(n: int, p: int, nearly: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Neurons of sizes from 1e-6 to 1e6, one that never varies, one twice, and one with an almost equal one."""
+    random = np.random.default_rng(3)
+    x = random.normal(size=(2 * n, p)) * np.logspace(-6, 6, p)
+    x[:, 1], x[:, 2] = 7.0, 5 * x[:, 3]
+    x[:, 4] = x[:, 5] * (1 + nearly * random.normal(size=2 * n))
+    y = (x / np.logspace(-6, 6, p)) @ random.normal(size=(p, 3)) + random.normal(size=(2 * n, 3))
+    return x[:n], y[:n], x[n:]
+
+
+@pytest.mark.parametrize("nearly", [1.0, 1e-3, 1e-6])
+@pytest.mark.parametrize(("n", "p"), [(200, 12), (24, 40)])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_regression_and_canonical_directions_of_badly_scaled_neurons(n: int, p: int, nearly: float) -> None:
+    x, y, x2 = badly_scaled(n, p, nearly)
+    lengths = np.linalg.norm(x - x.mean(0), axis=0)
+    scaled, others = ((each - x.mean(0)) / np.where(lengths > 1e-12, lengths, np.inf) for each in (x, x2))
+    weights = np.linalg.lstsq(scaled, y - y.mean(0), rcond=1e-10)[0]
+    predicted = others @ weights + y.mean(0)
+    error = sosie.align("regression_r2", x, y).apply(x2) - predicted
+    assert np.abs(error).max() < 1e-6 * np.abs(predicted).max()
+    t = sosie.align("mean_cca", x, y)
+    for variables in (t.apply(x), t.apply_y(y)):
+        np.testing.assert_allclose(variables.T @ variables / n, np.eye(3), atol=1e-8)
+
+
+@pytest.mark.parametrize("shape", [(40, 60, 90), (40, 90, 30)], ids=str)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_rotations_of_more_neurons_than_rows(shape: tuple[int, int, int]) -> None:
+    x, y = rows(*shape)
+    t = sosie.align("procrustes_distance", x, y)
+    for side in "xy":
+        directions = t.maps[side].numpy()
+        np.testing.assert_allclose(directions.T @ directions, np.eye(directions.shape[1]), atol=1e-12)
+    assert t.score(x, y) == pytest.approx(sosie.measure("procrustes_distance", x, y), abs=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_no_map_of_all_neurons_is_made_for_wide_sites(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = rows(12, 300, 400)
+    t, larger = sosie.align("procrustes_distance", x, y), []
+    plain = torch.Tensor.__matmul__
+    monkeypatch.setattr(transforms, "product", lambda a, b: larger.append(len(a) * b.shape[1]) or plain(a, b))
+    t.apply(x), t.score(x, y)
+    assert max(larger) <= 12 * 400
+
+
+def test_scores_do_not_change_what_they_are_given() -> None:
+    x, y = rows(30, 4, 3)
+    for name in ("procrustes_distance", "regression_r2", "mean_cca"):
+        t, given = sosie.align(name, x, y), (torch.tensor(x), torch.tensor(y))
+        t.score(*given), t.apply(given[0]).add_(1), t.apply_y(given[1]).add_(1)
+        np.testing.assert_array_equal(given[0].numpy(), x)
+        np.testing.assert_array_equal(given[1].numpy(), y)
+        t.apply_y(y)[:] = 0
+        assert y.any()

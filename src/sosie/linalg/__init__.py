@@ -49,6 +49,7 @@ from .products import (
     side_by_side,
     singular,
     singular_values,
+    take_columns,
     total_squares,
     triangular_inverse,
     unit,

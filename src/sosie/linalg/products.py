@@ -64,6 +64,13 @@ def self_product_squares(rows: Tensor) -> Tensor:
     return self_product_squares(left) + self_product_squares(right) + 2 * total_squares(cross_product(left, right))
 
 
+def take_columns(rows: Tensor, which: Tensor) -> Tensor:
+    """These columns; NumPy takes a fifth of the time of torch."""
+    if not for_numpy(rows):
+        return rows[:, which]
+    return torch.from_numpy(rows.numpy().take(which.numpy(), 1))
+
+
 def for_numpy(matrix: Tensor) -> bool:
     """Return whether NumPy and SciPy may compute with it: on a CPU, without a gradient."""
     plain = matrix.device.type == "cpu" and not matrix.requires_grad

@@ -6,15 +6,28 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..capture import number_array
 from ..checks import positive, whole_number
 from ..files import DamagedFile, read_tensors, reading, write_tensors
-from ..linalg import RANK_TOLERANCE, best_assignment, cross_product, row_squares, singular
+from ..linalg import (
+    ENOUGH_VARIANCE,
+    RANK_TOLERANCE,
+    best_assignment,
+    column_squares,
+    cross_product,
+    product,
+    row_squares,
+    singular,
+    take_columns,
+    total_squares,
+    without_mean,
+)
 from ..stats import HeldCovariances, HeldNeurons, Neurons, RowScatter, Sample, Scatter
 
 if TYPE_CHECKING:
@@ -127,7 +140,11 @@ class Transform:
 
     def _rows(self, values: Any, side: str) -> Tensor:
         centre = self.centre_x if side == "x" else self.centre_y
-        rows = values.detach() if isinstance(values, Tensor) else torch.from_numpy(number_array(values, side).copy())
+        rows = (
+            values.detach()
+            if isinstance(values, Tensor)
+            else torch.from_numpy(np.require(number_array(values, side), requirements=["C", "W"]))
+        )
         if rows.is_complex():
             raise TypeError(f"{side} is complex ({rows.dtype}); compare real and imaginary parts as columns")
         if rows.ndim != 2 or rows.shape[1] != len(centre):
@@ -135,7 +152,7 @@ class Transform:
                 f"this alignment was fitted on {side} with {len(centre)} columns, got an array of {tuple(rows.shape)}"
             )
         rows = rows.to(centre)
-        if not bool(rows.isfinite().all()):
+        if not bool(total_squares(rows).isfinite() or rows.isfinite().all()):
             raise ValueError(f"{side} has values that are NaN or infinite")
         return rows
 
@@ -169,6 +186,38 @@ def _scatters(sample: Sample) -> tuple[RowScatter, RowScatter]:
     return x, y
 
 
+class _Basis(NamedTuple):
+    """Orthonormal columns (n, r) with the span of the neurons, or some of it."""
+
+    mapping: Tensor  # (p, r): makes them of the centred rows
+    columns: Tensor | None = None  # None: centred rows @ mapping has enough digits
+
+    def of(self, scatter: RowScatter, rows: Tensor) -> Tensor:
+        """(r, q): what is in these columns of other rows (n, q)."""
+        if self.columns is None:
+            return product(self.mapping.T, cross_product(scatter.rows, rows))
+        return cross_product(self.columns, rows)
+
+
+def _principal(scatter: RowScatter) -> tuple[_Basis, Tensor]:
+    """The principal components and their singular values, from covariances or a Gram matrix that have the digits."""
+    if not scatter.wide and not scatter.lacks_digits(1):
+        sizes = (scatter.n * scatter.spectrum.values).sqrt()
+        return _Basis(scatter.spectrum.vectors / sizes), sizes
+    gram = scatter.gram
+    if gram is not None and gram.rank >= scatter.n - 1 and bool(gram.values[-1] > ENOUGH_VARIANCE * gram.values[0]):
+        return _Basis(cross_product(scatter.rows, gram.vectors) / gram.values, gram.vectors), gram.values.sqrt()
+    count = len(scatter.components.sizes)
+    basis, sizes, directions = singular(scatter.rows)
+    return _Basis(directions[:count].T / sizes[:count], basis[:, :count]), sizes[:count]
+
+
+def _overlap(sample: Sample, a: _Basis, b: _Basis) -> Tensor:
+    """The inner products (r, s) of the columns of both sides."""
+    x, y = _scatters(sample)
+    return product(a.of(x, y.rows), b.mapping) if b.columns is None else a.of(x, b.columns)
+
+
 def _rotation(sample: Sample) -> Maps:
     x, y = _scatters(sample)
     if not (x.wide or y.wide):
@@ -176,39 +225,38 @@ def _rotation(sample: Sample) -> Maps:
         if bool(sizes[-1] > RANK_TOLERANCE * sizes[0]):
             return {"x": left, "y": right.T}
     # Directions that the rows do not have would be matched at random.
-    return _rotated(*(_principal(each.rows, len(each.components.sizes)) for each in (x, y)))
+    (a, sizes_x), (b, sizes_y) = _principal(x), _principal(y)
+    left, _, right = singular(sizes_x[:, None] * _overlap(sample, a, b) * sizes_y)
+    return {"x": product(a.mapping * sizes_x, left), "y": product(b.mapping * sizes_y, right.T)}
 
 
 def _uncentred_rotation(sample: Sample) -> Maps:
-    return _rotated(*(_principal(rows, min(rows.shape)) for rows in (sample.xs[0], sample.ys[0])))
+    (x, of_x), (y, of_y) = (_narrow(rows.double()) for rows in (sample.xs[0], sample.ys[0]))
+    left, _, right = singular(cross_product(x, y))
+    return {
+        "x": left if of_x is None else product(of_x, left),
+        "y": right.T if of_y is None else product(of_y, right.T),
+    }
 
 
-def _principal(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The rows in their leading directions (n, k), and these (p, k)."""
-    basis, sizes, directions = singular(rows)
-    return basis[:, :count] * sizes[:count], directions[:count].T
-
-
-def _rotated(x: tuple[Tensor, Tensor], y: tuple[Tensor, Tensor]) -> Maps:
-    left, _, right = singular(x[0].T @ y[0])
-    return {"x": x[1] @ left, "y": y[1] @ right.T}
+def _narrow(rows: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The rows in no more columns than there are rows, and the directions (p, n) of those, unless they are neurons."""
+    if rows.shape[1] <= len(rows):
+        return rows, None
+    directions, turned = torch.linalg.qr(rows.T)
+    return turned.T, directions
 
 
 def _shape(sample: Sample, alpha: float = 0.5) -> Maps:
     """Maps that whiten partly, then rotate, and what is kept of directions that the fit did not see."""
-    sides, outside = [], []
-    for scatter in _scatters(sample):
-        basis, sizes, directions = singular(scatter.rows)
-        count = len(scatter.components.sizes)
-        sizes = sizes[:count]
-        unit = sizes.square().mean().sqrt()
-        gain = alpha / unit + (1 - alpha) / sizes
-        sides.append((basis[:, :count] * sizes * gain, directions[:count].T * gain))
-        outside.append(alpha / unit)
-    (a, directions_x), (b, directions_y) = sides
-    left, _, right = torch.linalg.svd(a.T @ b, full_matrices=True)  # all directions, since whitening changes lengths
+    (a, sizes_x), (b, sizes_y) = map(_principal, _scatters(sample))
+    units = [sizes.square().mean().sqrt() for sizes in (sizes_x, sizes_y)]
+    gain_x, gain_y = (alpha * sizes / unit + (1 - alpha) for sizes, unit in zip((sizes_x, sizes_y), units, strict=True))
+    overlap = gain_x[:, None] * _overlap(sample, a, b) * gain_y
+    left, _, right = torch.linalg.svd(overlap, full_matrices=True)  # all directions, since whitening changes lengths
     return {
-        "x": directions_x @ left, "y": directions_y @ right.T, "outside_x": outside[0], "outside_y": outside[1],
+        "x": product(a.mapping * gain_x, left), "y": product(b.mapping * gain_y, right.T),
+        "outside_x": alpha / units[0], "outside_y": alpha / units[1],
     }  # fmt: skip
 
 
@@ -219,48 +267,67 @@ def _matched(transform: Transform) -> tuple[Tensor, Tensor]:
     return x[:, :count], y[:, :count]
 
 
-def _into_y(transform: Transform, rows: Tensor) -> Tensor:
+def _as_one(transform: Transform, n: int) -> Tensor | None:
+    """The map (p, q), if n rows pass it in less time than its factors: then it is smaller than the rows of both sides."""
     x, y = _matched(transform)
-    return (rows - transform.centre_x) @ x @ y.T + transform.centre_y
+    (p, k), q = x.shape, len(y)
+    return product(x, y.T) if p * q * (n + k) < n * k * (p + q) else None
+
+
+def _mapped(transform: Transform, rows: Tensor) -> Tensor:
+    """Centred rows of x, as neurons of y about their centre."""
+    x, y = _matched(transform)
+    whole = _as_one(transform, len(rows))
+    return product(product(rows, x), y.T) if whole is None else product(rows, whole)
+
+
+def _into_y(transform: Transform, rows: Tensor) -> Tensor:
+    return _mapped(transform, rows - transform.centre_x).add_(transform.centre_y)
 
 
 def _own(transform: Transform, rows: Tensor) -> Tensor:
-    return rows
+    return rows.clone()
 
 
 def _in_directions_x(transform: Transform, rows: Tensor) -> Tensor:
-    return (rows - transform.centre_x) @ _matched(transform)[0]
+    return product(rows - transform.centre_x, _matched(transform)[0])
 
 
 def _in_directions_y(transform: Transform, rows: Tensor) -> Tensor:
-    return (rows - transform.centre_y) @ _matched(transform)[1]
+    return product(rows - transform.centre_y, _matched(transform)[1])
 
 
-def _overlapping(x: Tensor, y: Tensor, lengths: tuple[Tensor, Tensor]) -> HeldCovariances:
-    """The view of aligned rows with these squared lengths."""
-    n = len(x)
+def _under(transform: Transform, measure: Measure, x: Tensor, y: Tensor, lengths: tuple[Tensor, Tensor]) -> Tensor:
+    """The value for aligned rows with these squared lengths."""
+    n, whole = len(x), _as_one(transform, len(x))
+    if whole is None:
+        overlap = _inner(*(product(rows, to) for rows, to in zip((x, y), _matched(transform), strict=True)))
+    else:
+        overlap = _inner(cross_product(x, y), whole)
     a, b = (Scatter(x.new_zeros(1, 1), n, length / n) for length in lengths)
-    return HeldCovariances(a, b, x.new_zeros(1, 1), held=(x * y).sum() / n)
+    return measure(HeldCovariances(a, b, x.new_zeros(1, 1), held=overlap / n))
+
+
+def _inner(x: Tensor, y: Tensor) -> Tensor:
+    return torch.dot(x.flatten(), y.flatten())
 
 
 def _value_rotated(transform: Transform, measure: Measure, x: Tensor, y: Tensor) -> Tensor:
-    to_x, to_y = _matched(transform)
-    return measure(_overlapping(x @ to_x, y @ to_y, (x.square().sum(), y.square().sum())))
+    return _under(transform, measure, x, y, (total_squares(x), total_squares(y)))
 
 
 def _value_shaped(transform: Transform, measure: Measure, x: Tensor, y: Tensor) -> Tensor:
     lengths = []
     for side, rows in (("x", x), ("y", y)):
         mapping = transform.maps[side]
-        unseen = rows.square().sum() - (rows @ torch.linalg.qr(mapping).Q).square().sum()
-        lengths.append((rows @ mapping).square().sum() + transform.maps[f"outside_{side}"].square() * unseen)
-    to_x, to_y = _matched(transform)
-    return measure.using(alpha=1.0)(_overlapping(x @ to_x, y @ to_y, (lengths[0], lengths[1])))
+        unseen = total_squares(rows) - total_squares(product(rows, torch.linalg.qr(mapping).Q))
+        lengths.append(total_squares(product(rows, mapping)) + transform.maps[f"outside_{side}"].square() * unseen)
+    return _under(transform, measure.using(alpha=1.0), x, y, (lengths[0], lengths[1]))
 
 
 def _value_by_row(transform: Transform, measure: Measure, x: Tensor, y: Tensor) -> Tensor:
-    to_x, to_y = _matched(transform)
-    return (((x @ to_x) * (y @ to_y)).sum(1) / (row_squares(x) * row_squares(y)).sqrt()).mean()
+    overlaps = (_mapped(transform, x) * y).sum(1)
+    return (overlaps / (row_squares(x) * row_squares(y)).sqrt()).mean()
 
 
 ROTATION = Aligner("rotation", _rotation, {"x": "pk", "y": "qk"}, _into_y, _own, _value_rotated)
@@ -279,72 +346,81 @@ SHAPE = Aligner(
 # Canonical directions, and regression on the directions of x
 
 
-def _basis(scatter: RowScatter) -> tuple[Tensor, Tensor]:
-    """Orthonormal columns (n, r) with the span of the neurons, and the map (p, r) that makes them."""
+def _basis(scatter: RowScatter) -> _Basis:
+    """Orthonormal columns with the span of the neurons, of which a quiet one counts as much as others."""
+    if not scatter.direct:
+        return _Basis((scatter.whitener / scatter.scale).T / scatter.n**0.5)
     lengths = scatter.rows.norm(dim=0)
-    lengths = torch.where(lengths > 0, lengths, torch.ones_like(lengths))  # so that a quiet neuron counts too
+    lengths = torch.where(lengths > 0, lengths, torch.ones_like(lengths))
+    if (gram := scatter.scaled_gram) is not None:
+        back = cross_product(scatter.rows / lengths, gram.vectors)
+        return _Basis(back / gram.values / lengths[:, None], gram.vectors)
     basis, sizes, directions = singular(scatter.rows / lengths)
     count = int(scatter.rank)
-    return basis[:, :count], directions[:count].T / sizes[:count] / lengths[:, None]
+    return _Basis(directions[:count].T / sizes[:count] / lengths[:, None], basis[:, :count])
 
 
-def _leading_basis(scatter: RowScatter, keep: float, count: int | None) -> tuple[Tensor, Tensor]:
+def _leading_basis(scatter: RowScatter, keep: float, count: int | None) -> _Basis:
     """The same of so many principal components, or of those that hold this share of the variance."""
+    whole, sizes = _principal(scatter)
     if count is None:
         count = scatter.leading_count(positive(keep, "keep of svcca", most=1))
     else:
-        whole_number(count, "directions of svcca", least=1, most=len(scatter.components.sizes))
-    basis, sizes, directions = singular(scatter.rows)
-    return basis[:, :count], directions[:count].T / sizes[:count]
+        whole_number(count, "directions of svcca", least=1, most=len(sizes))
+    return _Basis(whole.mapping[:, :count], None if whole.columns is None else whole.columns[:, :count])
 
 
-def _canonical(sample: Sample, basis: Callable[[RowScatter], tuple[Tensor, Tensor]]) -> tuple[Maps, Tensor]:
-    """The directions of the canonical variables, which have unit variance, and those of x over √n."""
-    (a, of_x), (b, of_y) = map(basis, _scatters(sample))
-    left, correlations, right = singular(a.T @ b)
-    maps = {"x": of_x @ left * sample.n**0.5, "y": of_y @ right.T * sample.n**0.5, "correlations": correlations}
-    return {**maps, "weights": torch.full_like(correlations, 1 / len(correlations))}, a @ left
+def _canonical(sample: Sample, basis: Callable[[RowScatter], _Basis]) -> Maps:
+    """The directions of the canonical variables, which have unit variance."""
+    a, b = map(basis, _scatters(sample))
+    left, correlations, right = singular(_overlap(sample, a, b))
+    maps = {
+        "x": product(a.mapping, left) * sample.n**0.5,
+        "y": product(b.mapping, right.T) * sample.n**0.5,
+        "correlations": correlations,
+    }
+    return {**maps, "weights": torch.full_like(correlations, 1 / len(correlations))}
 
 
 def _cca(sample: Sample) -> Maps:
-    return _canonical(sample, _basis)[0]
+    return _canonical(sample, _basis)
 
 
 def _svcca(sample: Sample, keep: float = 0.99, directions: int | None = None) -> Maps:
-    return _canonical(sample, lambda scatter: _leading_basis(scatter, keep, directions))[0]
+    return _canonical(sample, lambda scatter: _leading_basis(scatter, keep, directions))
 
 
 def _pwcca(sample: Sample) -> Maps:
-    maps, variables = _canonical(sample, _basis)
-    weights = (variables.T @ _scatters(sample)[0].rows).abs().sum(1)
+    maps, rows = _canonical(sample, _basis), _scatters(sample)[0].rows
+    weights = cross_product(product(rows, maps["x"]), rows).abs().sum(1)
     return {**maps, "weights": weights / weights.sum()}
 
 
 def _regression(sample: Sample) -> Maps:
     x, y = _scatters(sample)
-    basis, mapping = _basis(x)
-    return {"x": mapping, "y": y.rows.T @ basis}
+    basis = _basis(x)
+    return {"x": basis.mapping, "y": basis.of(x, y.rows).T}
 
 
 def _correlations(x: Tensor, y: Tensor) -> Tensor:
     """(k,): Pearson's, column by column; 0 where one does not vary."""
-    x, y = x - x.mean(0), y - y.mean(0)
-    sizes = (x.square().sum(0) * y.square().sum(0)).sqrt()
+    x, y = without_mean(x), without_mean(y)
+    sizes = (column_squares(x) * column_squares(y)).sqrt()
     return (x * y).sum(0) / torch.where(sizes > 0, sizes, torch.inf)
 
 
 def _value_canonical(transform: Transform, measure: Measure, x: Tensor, y: Tensor) -> Tensor:
-    found = _correlations(x @ transform.maps["x"], y @ transform.maps["y"])
+    found = _correlations(product(x, transform.maps["x"]), product(y, transform.maps["y"]))
     return (transform.maps["weights"] * found).sum()
 
 
 def _value_squared(transform: Transform, measure: Measure, x: Tensor, y: Tensor) -> Tensor:
-    return _correlations(x @ transform.maps["x"], y @ transform.maps["y"]).square().mean()
+    return _correlations(product(x, transform.maps["x"]), product(y, transform.maps["y"])).square().mean()
 
 
 def _value_explained(transform: Transform, measure: Measure, x: Tensor, y: Tensor) -> Tensor:
-    missed = y - x @ transform.maps["x"] @ transform.maps["y"].T
-    return 1 - missed.square().sum() / (y - y.mean(0)).square().sum()
+    missed = _mapped(transform, x).sub_(y)
+    return 1 - total_squares(missed) / total_squares(without_mean(y))
 
 
 def _canonical_aligner(fit: Callable[..., Maps], value: Callable[..., Tensor] = _value_canonical) -> Aligner:
@@ -373,25 +449,32 @@ def _closest(sample: Sample) -> Maps:
 
 
 def _chosen_x(transform: Transform, rows: Tensor) -> Tensor:
-    return rows[:, transform.maps["pairs"][0]]
+    return take_columns(rows, transform.maps["pairs"][0])
 
 
 def _chosen_y(transform: Transform, rows: Tensor) -> Tensor:
-    return rows[:, transform.maps["pairs"][1]]
+    return take_columns(rows, transform.maps["pairs"][1])
 
 
 def _value_matched(transform: Transform, measure: Measure, x: Tensor, y: Tensor) -> Tensor:
-    pairs = (x[:, transform.maps["pairs"][0]], y[:, transform.maps["pairs"][1]])
-    squares = (x.square().mean(0), y.square().mean(0))
-    held = (pairs[0] * pairs[1]).mean(0)
-    return measure(HeldNeurons(*squares, x.new_zeros(0, 0), held=held, correlation=_correlations(*pairs)))
+    squares = [column_squares(rows) / len(rows) for rows in (x, y)]
+    held = (_chosen_x(transform, x) * _chosen_y(transform, y)).mean(0)
+    return measure(HeldNeurons(squares[0], squares[1], x.new_zeros(0, 0), held=held))
 
 
-def _matcher(fit: Callable[..., Maps]) -> Aligner:
-    return Aligner("matched neurons", fit, {"pairs": "2m"}, _chosen_x, _chosen_y, _value_matched)
+def _value_correlated(transform: Transform, measure: Measure, x: Tensor, y: Tensor) -> Tensor:
+    held = _correlations(_chosen_x(transform, x), _chosen_y(transform, y))
+    return measure(HeldNeurons(x.new_zeros(0), y.new_zeros(0), x.new_zeros(0, 0), held=held))
 
 
-MATCH, MATCH_BY_CORRELATION, CLOSEST = map(_matcher, (_match, _match_by_correlation, _closest))
+def _matcher(fit: Callable[..., Maps], value: Callable[..., Tensor] = _value_correlated) -> Aligner:
+    return Aligner("matched neurons", fit, {"pairs": "2m"}, _chosen_x, _chosen_y, value)
+
+
+MATCH, MATCH_BY_CORRELATION, CLOSEST = (
+    _matcher(_match, _value_matched),
+    *map(_matcher, (_match_by_correlation, _closest)),
+)
 
 
 def transport(plan_of: Callable[[Neurons], Tensor]) -> Aligner:
@@ -406,7 +489,8 @@ def transport(plan_of: Callable[[Neurons], Tensor]) -> Aligner:
 
     def value(transform: Transform, measure: Measure, x: Tensor, y: Tensor) -> Tensor:
         plan = transform.maps["plan"]
-        held = ((x @ plan) * y).sum() / len(x)
-        return measure(HeldNeurons(x.square().mean(0), y.square().mean(0), x.new_zeros(plan.shape), held=held[None]))
+        squares = [column_squares(rows) / len(rows) for rows in (x, y)]
+        held = _inner(cross_product(x, y), plan) / len(x)
+        return measure(HeldNeurons(squares[0], squares[1], x.new_zeros(plan.shape), held=held[None]))
 
     return Aligner("transport plan", fit, {"plan": "pq"}, into_y, _own, value)

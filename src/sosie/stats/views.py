@@ -204,6 +204,7 @@ class RowScatter(Scatter):
 
     raw: Tensor = field(kw_only=True, repr=False)  # (n, p), all rows or some
     coordinates: Tensor | None = field(default=None, kw_only=True, repr=False)  # (n, r) of all rows, if they are kept
+    gram: Spectrum | None = field(default=None, kw_only=True, repr=False)  # of the centred rows of a wide site
 
     @once
     def rows(self) -> Tensor:
@@ -272,14 +273,18 @@ class RowScatter(Scatter):
         return Span.of(self.rows, *self._limits)
 
     @once
+    def scaled_gram(self) -> Spectrum | None:
+        """Of the neurons of a wide site scaled to one size; None if the Gram matrix does not show all directions."""
+        if not self.wide:
+            return None
+        scaled = _scaled(self.rows)
+        spectrum = Spectrum.of(product(scaled, scaled.T), ENOUGH_VARIANCE)
+        return spectrum if spectrum.rank >= self.n - 1 else None  # centring removes one direction
+
+    @once
     def basis(self) -> Tensor:
         """(n, k): orthonormal columns with the span of the neurons."""
-        if self.wide:
-            scaled = _scaled(self.rows)
-            spectrum = Spectrum.of(scaled @ scaled.T, ENOUGH_VARIANCE)
-            if spectrum.rank >= self.n - 1:  # centring removes one direction; if more are missing, the rows decide
-                return spectrum.vectors
-        return self.span.basis
+        return self.span.basis if self.scaled_gram is None else self.scaled_gram.vectors
 
     @once
     def space(self) -> Subspace:
@@ -360,14 +365,14 @@ def coordinates(raw: Tensor, *, differentiable: bool) -> tuple[Tensor, Scatter]:
         return rows, Scatter(lambda: self_product(rows) / n, n, column_squares(rows).sum() / n)
     if width <= n:
         scatter = RowScatter(lambda: self_product(scatter.rows) / n, n, raw=raw)
-        scatter.total = column_squares(scatter.rows).sum() / n
+        scatter.total = total_squares(scatter.rows) / n
         scatter.coordinates = scatter.rows
         return scatter.rows, scatter
     # With more neurons than rows, n coordinates suffice, since all that reads them ignores rotations.
     rows = without_rounding(raw, torch.float64)
-    spectrum = Spectrum.of(rows @ rows.T)
+    spectrum = Spectrum.of(product(rows, rows.T))
     few = spectrum.vectors * spectrum.values.sqrt()
-    return few, RowScatter(torch.diag(spectrum.values) / n, n, raw=raw, coordinates=few)
+    return few, RowScatter(torch.diag(spectrum.values) / n, n, raw=raw, gram=spectrum, coordinates=few)
 
 
 @dataclass
@@ -592,19 +597,13 @@ class Neurons:
 class HeldNeurons(Neurons):
     """Neurons under a match that was found on other rows; `xy` has their numbers, but is not filled in."""
 
-    held: Tensor = field(kw_only=True)  # (m,) covariances of the matched pairs; (1,) of a transport plan
-    correlation: Tensor | None = field(default=None, kw_only=True)  # (m,) of the matched pairs
+    held: Tensor = field(kw_only=True)  # (m,) of matched pairs, what the measure reads; (1,) of a transport plan
 
     @property
     def matched(self) -> Tensor:
         return self.held
 
-    @property
-    def matched_correlations(self) -> Tensor:
-        assert self.correlation is not None
-        return self.correlation
-
-    closest_correlations = matched_correlations
+    matched_correlations = closest_correlations = matched
 
     def transported(self, plan: Callable[[Neurons], Tensor]) -> Tensor:
         return self.held.sum()
