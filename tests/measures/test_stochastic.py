@@ -14,7 +14,7 @@ from test_laws import transformed
 from torch import Tensor
 
 import sosie
-from sosie.measures import MEASURES, Measure, crossnobis, noise_mahalanobis
+from sosie.measures import MEASURES, Measure, crossnobis, noise_mahalanobis, stochastic
 from sosie.measures.define import TRANSFORMATIONS
 
 Array = NDArray[np.float64]
@@ -403,3 +403,16 @@ def test_noise_from_elsewhere() -> None:
     for noise in (np.triu(np.ones((p, p))), -np.eye(p)):
         with pytest.raises(ValueError, match="noise is a covariance: symmetric"):
             crossnobis(x, noise=noise)
+
+
+def test_a_slow_ascent_is_followed_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(2, 60, 5, 32))
+    steps = []
+    plain = stochastic._closest
+    monkeypatch.setattr(stochastic, "_closest", lambda slope: steps.append(1) or plain(slope))
+    found = sosie.measure("gaussian_shape_distance", x, y, starts=0)
+    mixed = len(steps)
+    monkeypatch.setattr(stochastic, "_mix", lambda goals, slopes: slopes[-1])
+    assert found <= sosie.measure("gaussian_shape_distance", x, y, starts=0)
+    assert mixed < (len(steps) - mixed) / 2

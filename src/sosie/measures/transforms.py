@@ -268,7 +268,7 @@ def _matched(transform: Transform) -> tuple[Tensor, Tensor]:
 
 
 def _as_one(transform: Transform, n: int) -> Tensor | None:
-    """The map (p, q), if n rows pass it in less time than its factors: then it is smaller than the rows of both sides."""
+    """The map (p, q), if n rows pass it in less time than its factors: then it is smaller than both sides."""
     x, y = _matched(transform)
     (p, k), q = x.shape, len(y)
     return product(x, y.T) if p * q * (n + k) < n * k * (p + q) else None

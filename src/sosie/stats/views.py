@@ -32,7 +32,6 @@ from ..linalg import (
     row_squares,
     self_product,
     singular_values,
-    total_squares,
     whitening,
     without_rounding,
 )
@@ -365,7 +364,7 @@ def coordinates(raw: Tensor, *, differentiable: bool) -> tuple[Tensor, Scatter]:
         return rows, Scatter(lambda: self_product(rows) / n, n, column_squares(rows).sum() / n)
     if width <= n:
         scatter = RowScatter(lambda: self_product(scatter.rows) / n, n, raw=raw)
-        scatter.total = total_squares(scatter.rows) / n
+        scatter.total = column_squares(scatter.rows).sum() / n
         scatter.coordinates = scatter.rows
         return scatter.rows, scatter
     # With more neurons than rows, n coordinates suffice, since all that reads them ignores rotations.
