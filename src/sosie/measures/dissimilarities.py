@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -170,13 +172,13 @@ def kendall(compare: str, x: Tensor, y: Tensor) -> Tensor:
     tau_b = float(kendalltau(a, b, variant="b").statistic)
     if tau_b != tau_b:
         raise ValueError("their similarity is undefined: all stimuli are equally far apart")
-    untied = [1 - _tied(side) for side in (x, y)] if compare == "kendall" else [1.0, 1.0]
+    untied = [1 - _tied(side) for side in (a, b)] if compare == "kendall" else [1.0, 1.0]
     return x.new_tensor(tau_b * (untied[0] * untied[1]) ** 0.5)
 
 
-def _tied(values: Tensor) -> float:
+def _tied(values: np.ndarray[Any, Any]) -> float:
     """Share of pairs of entries that are equal."""
-    counts = values.unique(return_counts=True)[1].double()
+    counts = np.unique(values, return_counts=True)[1].astype(float)
     return float((counts * (counts - 1)).sum()) / (len(values) * (len(values) - 1))
 
 

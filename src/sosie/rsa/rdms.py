@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,7 +55,7 @@ class RDMs:
             labels = tuple(map(str, getattr(self, key))) or tuple(map(str, range(count)))
             if len(labels) != count:
                 raise ValueError(f"{len(labels)} names for {count} {what}")
-            if twice := {label for label in labels if labels.count(label) > 1}:
+            if twice := {label for label, times in Counter(labels).items() if times > 1}:
                 raise ValueError(f"two {what} have the same name: {listed(sorted(twice))}")
             object.__setattr__(self, key, labels)
         if bad := [name for name, row in zip(self.names, values, strict=True) if not np.isfinite(row).all()]:
