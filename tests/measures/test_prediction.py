@@ -270,3 +270,14 @@ def test_rows_of_float32_with_a_gradient() -> None:
     x, y = (torch.from_numpy(side) for side in rows(60))
     found = predictivity.of(x.float().requires_grad_(), y.float())
     assert float(found.detach()) == pytest.approx(sosie.measure("predictivity", x, y), abs=1e-5)
+
+
+@pytest.mark.parametrize(("n", "p"), [(60, 9), (40, 70)])
+def test_a_ridge_of_hardly_any_penalty_is_the_linear_fit(n: int, p: int) -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(n, p)) * np.linspace(1, 3, p)
+    x[:, 1] = 2 * x[:, 0]
+    y = x @ random.normal(size=(p, 4)) + random.normal(size=(n, 4))
+    linear = sosie.measure("predictivity", x, y, fit="linear")
+    for strength in (1e-17, 1e-12, 3e-10):
+        assert sosie.measure("predictivity", x, y, strength=strength) == pytest.approx(linear, abs=1e-5)

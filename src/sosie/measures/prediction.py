@@ -9,9 +9,20 @@ import torch
 from torch import Tensor
 
 from ..checks import one_of, positive, whole_number
-from ..linalg import RANK_TOLERANCE, eigen, memo
+from ..linalg import (
+    RANK_TOLERANCE,
+    cholesky,
+    cross_product,
+    eigen,
+    for_numpy,
+    gram_factor,
+    memo,
+    once,
+    product,
+    self_product,
+)
 from ..stats import Splits
-from ..stats.splits import SplitSide, mean_of
+from ..stats.splits import mean_of
 from .define import define
 
 STRENGTHS = tuple(10 ** (k / 2) for k in range(-18, 1))  # penalties that are tried: shares of Σ ‖x − mean‖²
@@ -99,27 +110,58 @@ def _total(s: Splits) -> Tensor:
 
 
 class _Training:
-    """The moments of the rows outside some folds, about their means, with x by its principal components."""
+    """The moments of the rows outside some folds, about their means."""
 
     def __init__(self, s: Splits, held: tuple[int, ...]) -> None:
         folds = [k for k in range(len(s.x.counts)) if k not in held]
         counts = [s.x.counts[k] for k in folds]
-        self.s, self.held = s, held
+        self.s, self.held, self.folds = s, held, folds
         self.n, self.mean_x = mean_of(counts, [s.x.means[k] for k in folds])
         _, self.mean_y = mean_of(counts, [s.y_means[k] for k in folds])
-        self.values, self.vectors = memo(s.x, ("components", held), lambda: _components(s.x, folds, self.mean_x))
         cross = torch.stack([s.cross[k] for k in folds]).sum(0)
         for k, n in zip(folds, counts, strict=True):
             cross = torch.addr(cross, s.x.means[k] - self.mean_x, s.y_means[k] - self.mean_y, alpha=n)
-        self.cross = self.vectors.T @ cross  # (p, q)
+        self.raw = cross  # (p, q)
+
+    @property
+    def total(self) -> Tensor:
+        """(p, p) Σ x xᵀ."""
+        x = self.s.x
+        total = torch.stack([x.squares[k] for k in self.folds]).sum(0)
+        for k in self.folds:
+            total = torch.addr(total, x.means[k] - self.mean_x, x.means[k] - self.mean_x, alpha=x.counts[k])
+        return total
+
+    @once
+    def _components(self) -> tuple[Tensor, Tensor]:
+        return memo(self.s.x, ("components", self.held), lambda: _components(self.total, self.n))
+
+    @property
+    def values(self) -> Tensor:
+        """(k,) The eigenvalues of Σ x xᵀ, ascending; of rows fewer than p only those that can be above 0."""
+        return self._components[0]
+
+    @property
+    def vectors(self) -> Tensor:
+        """(p, k) The principal components of x."""
+        return self._components[1]
+
+    @once
+    def cross(self) -> Tensor:
+        """(k, q) Σ x yᵀ, with x by its principal components."""
+        return cross_product(self.vectors, self.raw)
 
     def ridge(self, penalty: Tensor) -> Tensor:
-        """The weights (p, q), as all that follow, from principal components."""
-        return self.cross / (self.values + penalty)[:, None]
+        """The weights (p, q), as all that follow."""
+        regular = self.total
+        if bool(penalty < RANK_TOLERANCE * regular.trace()):  # too small for the digits of a Cholesky factor
+            return product(self.vectors, self.cross / (self.values + penalty)[:, None])
+        regular.diagonal().add_(penalty)
+        return torch.cholesky_solve(self.raw, cholesky(regular))
 
     def least_squares(self) -> Tensor:
         kept = self.values > RANK_TOLERANCE * self.values[-1]
-        return torch.where(kept[:, None], self.cross / self.values[:, None], 0.0)
+        return product(self.vectors[:, kept], self.cross[kept] / self.values[kept, None])
 
     def partial_least_squares(self, components: int) -> Tensor:
         """PLS2 from cross products (Dayal and MacGregor 1997, Journal of Chemometrics 11)."""
@@ -146,27 +188,31 @@ class _Training:
             loadings.append(loading)
             weights.append(weight)
         if not weights:
-            return torch.zeros_like(cross)
-        return torch.stack(rotations, 1) @ torch.stack(weights)
+            return torch.zeros_like(self.raw)
+        return product(self.vectors, product(torch.stack(rotations, 1), torch.stack(weights)))
 
     def gaps(self, fold: int) -> tuple[Tensor, Tensor]:
-        """The means of a fold less those of the training rows: of x by principal components, and of y."""
-        return self.vectors.T @ (self.s.x.means[fold] - self.mean_x), self.s.y_means[fold] - self.mean_y
+        """The means of a fold less those of the training rows."""
+        return self.s.x.means[fold] - self.mean_x, self.s.y_means[fold] - self.mean_y
 
     def square(self, fold: int) -> Tensor:
-        """(p, p) Σ x xᵀ of a fold about its mean, by principal components."""
+        """(k, k) Σ x xᵀ of a fold about its mean, by principal components."""
         return memo(
-            self.s.x, ("square", self.held, fold), lambda: self.vectors.T @ self.s.x.squares[fold] @ self.vectors
+            self.s.x,
+            ("square", self.held, fold),
+            lambda: product(cross_product(self.vectors, self.s.x.squares[fold]), self.vectors),
         )
 
 
-def _components(x: SplitSide, folds: list[int], mean: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, ascending, and eigenvectors of Σ x xᵀ about the mean of some folds."""
-    total = torch.stack([x.squares[k] for k in folds]).sum(0)
-    for k in folds:
-        total = torch.addr(total, x.means[k] - mean, x.means[k] - mean, alpha=x.counts[k])
-    values, vectors = eigen(total)
-    return values.clamp_min(0), vectors  # below 0 by rounding
+def _components(total: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, ascending, and eigenvectors of Σ x xᵀ of n rows about their mean; those of 0 are left out."""
+    if n > len(total) or not for_numpy(total):
+        values, vectors = eigen(total)
+        return values.clamp_min(0), vectors  # below 0 by rounding
+    factor = gram_factor(total)
+    values, vectors = eigen(self_product(factor))
+    kept = values > 0
+    return values[kept], product(factor, vectors[:, kept] / values[kept].sqrt())
 
 
 def _strength(s: Splits, held: int, training: Callable[..., _Training]) -> float:
@@ -176,11 +222,12 @@ def _strength(s: Splits, held: int, training: Callable[..., _Training]) -> float
     for inner in set(range(len(s.x.counts))) - {held}:
         train = training(min(held, inner), max(held, inner))
         gap_x, gap_y = train.gaps(inner)
+        gap_x = train.vectors.T @ gap_x
         n = s.x.counts[inner]
         # Σ‖y − ŷ‖² for all penalties at once: a quadratic form in the shrinkage of each component.
         shrunk = 1 / (train.values + penalties[:, None])  # (strengths, p)
         square = torch.addr(train.square(inner), gap_x, gap_x, alpha=n) * (train.cross @ train.cross.T)
-        cross = torch.addr(train.vectors.T @ s.cross[inner], gap_x, gap_y, alpha=n) * train.cross
+        cross = torch.addr(cross_product(train.vectors, s.cross[inner]), gap_x, gap_y, alpha=n) * train.cross
         error = ((shrunk @ square) * shrunk).sum(1) - 2 * shrunk @ cross.sum(1)
         errors += (error + s.y_squares[inner].sum() + n * gap_y.square().sum()) / n
     return STRENGTHS[int(errors.argmin())]
@@ -188,8 +235,8 @@ def _strength(s: Splits, held: int, training: Callable[..., _Training]) -> float
 
 def _sums(s: Splits, held: int, train: _Training, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(q,) Σ y², Σ ŷ² and Σ y ŷ of each neuron over a held-out fold, about its means."""
-    predicted = ((train.square(held) @ weight) * weight).sum(0)
-    return s.y_squares[held], predicted, ((train.vectors.T @ s.cross[held]) * weight).sum(0)
+    predicted = (product(s.x.squares[held], weight) * weight).sum(0)
+    return s.y_squares[held], predicted, (s.cross[held] * weight).sum(0)
 
 
 def _explained_variance(s: Splits, held: int, train: _Training, weight: Tensor) -> Tensor:
