@@ -37,6 +37,14 @@ def linear_cka(x: Array, y: Array) -> float:
     return kernel_alignment(centred(x), centred(y))
 
 
+def cka_angle(x: Array, y: Array) -> float:
+    return float(np.arccos(linear_cka(x, y)))
+
+
+def hsic(x: Array, y: Array) -> float:
+    return float(np.linalg.norm(centred(x).T @ centred(y)) ** 2 / (len(x) - 1) ** 2)
+
+
 def debiased_cka(x: Array, y: Array) -> float:
     """In feature space, from norms and lengths (as in the demo of Kornblith et al.)."""
     x, y = centred(x), centred(y)
@@ -60,12 +68,32 @@ def cosine_of(k: Array, l: Array) -> float:
     return float((k * l).sum() / (np.linalg.norm(k) * np.linalg.norm(l)))
 
 
+def squares_of(rows: Array) -> Array:
+    products = rows @ rows.T
+    lengths = np.diag(products)
+    return lengths[:, None] + lengths - 2 * products
+
+
 def rbf_cka(x: Array, y: Array) -> float:
     def kernel(rows: Array) -> Array:
-        products = rows @ rows.T
-        lengths = np.diag(products)
-        squares = lengths[:, None] + lengths - 2 * products
+        squares = squares_of(rows)
         return double_centred(np.exp(-squares / (2 * 0.5**2 * np.median(squares))))
+
+    return cosine_of(kernel(x), kernel(y))
+
+
+def laplace_cka(x: Array, y: Array) -> float:
+    def kernel(rows: Array) -> Array:
+        apart = np.sqrt(np.maximum(squares_of(rows), 0))
+        return double_centred(np.exp(-apart / np.median(apart)))
+
+    return cosine_of(kernel(x), kernel(y))
+
+
+def polynomial_cka(x: Array, y: Array) -> float:
+    def kernel(rows: Array) -> Array:
+        rows = centred(rows)
+        return double_centred((rows @ rows.T * (len(rows) / (rows**2).sum()) + 1) ** 3)
 
     return cosine_of(kernel(x), kernel(y))
 

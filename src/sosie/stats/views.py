@@ -32,6 +32,7 @@ from ..linalg import (
     row_squares,
     self_product,
     singular_values,
+    total_squares,
     whitening,
     without_rounding,
 )
