@@ -204,7 +204,7 @@ def gaussian_of_netrep(x: Array, y: Array, steps: int = 100, tolerance: float = 
 
 
 def noisy(small: bool) -> Iterator[Job]:
-    for n, r, p in ((20, 5, 8),) if small else ((200, 10, 128), (60, 40, 32)):
+    for n, r, p in ((20, 5, 8),) if small else ((100, 10, 64), (60, 40, 32)):
         x, y = responses(n, r, p)
         size = f"{n} × {r} × {p}"
         yield Job(
