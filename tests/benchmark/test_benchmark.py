@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forked import python
 from tiny_benchmark import TINY
 
 import sosie
@@ -225,10 +224,7 @@ def test_killed_in_the_middle_it_goes_on(tmp_path: Path, tiny: tuple[Leaderboard
     file.write_text(KILLED.format(calls=str(tmp_path / "calls"), last=75))
 
     def run() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", RUN, str(Path(__file__).parent), f"{file}:fragile", str(folder)],
-            capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+        return python("-c", RUN, Path(__file__).parent, f"{file}:fragile", folder)
 
     assert run().returncode == -signal.SIGKILL
     assert not (folder / "leaderboard.json").exists()

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forked import python
 
 import sosie
 from sosie.cli import main
@@ -29,11 +30,8 @@ MODELS = ["small_cnn(seed=0)", "small_cnn(seed=1)"]
 def run(
     *arguments: str, cwd: Path | None = None, script: str | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    settings = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100", **environment}
     program = ["-m", "sosie"] if script is None else [script]
-    return subprocess.run(
-        [sys.executable, *program, *arguments], capture_output=True, text=True, cwd=cwd, env=settings, timeout=300
-    )
+    return python(*program, *arguments, cwd=cwd, env={**os.environ, "COLUMNS": "100", **environment})
 
 
 def run_here(*arguments: str, cwd: Path = Path()) -> subprocess.CompletedProcess[str]:
@@ -50,11 +48,12 @@ def run_here(*arguments: str, cwd: Path = Path()) -> subprocess.CompletedProcess
 
 
 def test_help_and_version() -> None:
-    found = run("--help")
+    command = [sys.executable, "-m", "sosie"]
+    found = subprocess.run([*command, "--help"], capture_output=True, text=True)
     assert found.returncode == 0
     assert "compare" in found.stdout
     assert "\x1b[" not in found.stdout, "colours in a pipe"
-    assert run("--version").stdout.strip() == f"sosie {sosie.__version__}"
+    assert subprocess.check_output([*command, "--version"], text=True).strip() == f"sosie {sosie.__version__}"
 
 
 def test_measures() -> None:
@@ -250,10 +249,8 @@ def test_lists() -> None:
 )
 def test_several_processes_of_torchrun_write_one_result(tmp_path: Path) -> None:
     compare = ["compare", *MODELS, "--data", "demo", "--max-rows", "300", "--batch", "64"]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "sosie"]
-
-    words = [*launch, *compare, "--out", "two.json"]
-    found = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "sosie"]
+    found = python(*launch, *compare, "--out", "two.json", cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     assert found.stdout.count("wrote two.json") == 1
     assert run_here(*compare, "--out", "one.json", cwd=tmp_path).returncode == 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
-import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from forked import python
 from safetensors.torch import load as load_safetensors
 from torch import nn
 from torch.nn.utils import prune, weight_norm
@@ -283,7 +282,7 @@ def test_killed_at_any_moment_a_run_reopens(tmp_path: Path) -> None:
     if not hasattr(__import__("os"), "fork"):
         pytest.skip("no fork on this system")
     script = Path(__file__).with_name("killed_runs.py")
-    found = subprocess.run([sys.executable, str(script), str(tmp_path / "r")], capture_output=True, text=True)
+    found = python(script, tmp_path / "r")
     assert found.returncode == 0, found.stderr
     told = json.loads(found.stdout)
     assert told["kills"] >= 10

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from forked import python
 
 PAPERS = Path(__file__).resolve().parents[2] / "papers"
 if str(PAPERS) not in sys.path:
@@ -19,8 +19,7 @@ if str(PAPERS) not in sys.path:
 
 def run(*arguments: object, **variables: str) -> str:
     """What a script prints; variables are those of its environment."""
-    command, environment = [sys.executable, *map(str, arguments)], {**os.environ, **variables}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = python(*arguments, env={**os.environ, **variables})
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import python
 from paper_scripts import PAPERS, draw, experiments_of, load, run, small_run, smoke
 
 from sosie.data import open_images
@@ -75,9 +74,7 @@ def test_a_network_without_batch_norms_starts_as_the_shortcuts_alone() -> None:
 
 
 def test_an_unknown_experiment_is_refused() -> None:
-    done = subprocess.run(
-        [sys.executable, str(PAPER / "run.py"), "--only", "figure-9"], capture_output=True, text=True, check=False
-    )
+    done = python(PAPER / "run.py", "--only", "figure-9")
     assert done.returncode == 2
     assert "no experiment figure-9; there are figure-2" in done.stderr
 

@@ -6,12 +6,12 @@ import json
 import os
 import runpy
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from forked import python
 from paper_scripts import pack
 from torch.nn import functional
 
@@ -24,9 +24,8 @@ DATA_SETS = runpy.run_path(str(PAPER / "train.py"))["DATA_SETS"]
 
 
 def train(data: Path, results: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(PAPER / "train.py"), "--small", "--device", "cpu", "--results", str(results)]
-    environment = {**os.environ, "SOSIE_DATA": str(data)}
-    return subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, check=False)
+    command = (PAPER / "train.py", "--small", "--device", "cpu", "--results", results)
+    return python(*command, *arguments, env={**os.environ, "SOSIE_DATA": str(data)})
 
 
 def test_a_network_is_trained_once_and_opens_as_it_was_tested(tmp_path: Path) -> None:

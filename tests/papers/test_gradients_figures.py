@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 from paper_scripts import PAPERS, draw, pack, run
 
 PAPER = PAPERS / "gradients"
+START = f"import sys; sys.path[:0] = [{str(PAPER)!r}, {str(PAPERS)!r}]\n"
 
 
 def test_an_experiment_runs_and_can_be_drawn(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_an_experiment_runs_and_can_be_drawn(tmp_path: Path) -> None:
 
 
 def test_the_three_desiderata_are_counted() -> None:
-    code = (
+    code = START + (
         "import json, run as d\n"
         "at = lambda value: {'mean': value, 'chance': 0.5}\n"
         "pairs = {'cifar10-cifar10': .9, 'cifar100-cifar100': .8, 'mnist-mnist': .95,\n"
@@ -36,7 +36,7 @@ def test_the_three_desiderata_are_counted() -> None:
         "good['cifar100-cifar100']['t'] = at(.65)\n"  # below a pair of different data sets
         "print(json.dumps(d.desiderata(good)))"
     )
-    found = json.loads(run("-c", code, PYTHONPATH=os.pathsep.join([str(PAPER), os.environ.get("PYTHONPATH", "")])))
+    found = json.loads(run("-c", code))
     assert (found["first_at"], found["second_at"], found["third_at"], found["all_at"]) == (1, 2, 2, 1)
     assert found["strangers_farthest_from_chance"] == pytest.approx(0.2)
     assert found["strangers_above_chance"] == pytest.approx(0.1)
@@ -44,7 +44,7 @@ def test_the_three_desiderata_are_counted() -> None:
 
 def test_algorithm_1_is_sosies_scores_where_nothing_is_sketched(tmp_path: Path) -> None:
     """And from sketches it is the sums over the product of S F Fᵀ Sᵀ and S G Gᵀ Sᵀ."""
-    code = (
+    code = START + (
         "import sosie, torch; from run import NORM_KERNELS as KERNELS, SCORES, both_ways\n"
         "from torch import nn\n"
         "torch.manual_seed(0)\n"
@@ -63,5 +63,4 @@ def test_algorithm_1_is_sosies_scores_where_nothing_is_sketched(tmp_path: Path) 
         "assert abs(found['mean_over_norm'][1] * float(kernel.norm()) - float(kernel.sum().sqrt()) * 40) < 1e-9\n"
         "print('alike')"
     )
-    path = os.pathsep.join([str(PAPER), str(PAPERS), os.environ.get("PYTHONPATH", "")])
-    assert run("-c", code, PYTHONPATH=path).strip() == "alike"
+    assert run("-c", code).strip() == "alike"

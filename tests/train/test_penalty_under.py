@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import gc
-import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from ranks import run_ranks
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
@@ -251,20 +251,14 @@ def test_a_step_adds_few_operations(rows: int | None, most: tuple[int, int]) -> 
     assert due[1] - plain[1] <= most[1]
 
 
-def _rank(rank: int, port: int, found: Any) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    try:
-        model = nn.parallel.DistributedDataParallel(Net())
-        with Penalty(model, sites=SITES, weight=1.0, every=1) as penalty:
-            answer = model(inputs(rank))
-            (answer.square().mean() + penalty()).backward()
-        found.put((rank, [p.grad.tolist() for p in model.parameters()]))
-    finally:
-        torch.distributed.destroy_process_group()
+def of_a_rank() -> list[Tensor | None]:
+    model = nn.parallel.DistributedDataParallel(Net())
+    with Penalty(model, sites=SITES, weight=1.0, every=1) as penalty:
+        answer = model(inputs(torch.distributed.get_rank()))
+        (answer.square().mean() + penalty()).backward()
+    return [p.grad for p in model.parameters()]
 
 
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch was built without torch.distributed")
 def test_several_processes_average_their_penalties() -> None:
     expected = []
     for rank in range(2):
@@ -272,18 +266,6 @@ def test_several_processes_average_their_penalties() -> None:
         with Penalty(model, sites=SITES, weight=1.0, every=1) as penalty:
             (model(inputs(rank)).square().mean() + penalty()).backward()
         expected.append([p.grad for p in model.parameters()])
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = torch.multiprocessing.get_context("spawn")
-    found = context.Queue()
-    workers = [context.Process(target=_rank, args=(rank, port, found)) for rank in range(2)]
-    for worker in workers:
-        worker.start()
-    answers = dict(found.get(timeout=120) for _ in workers)
-    for worker in workers:
-        worker.join(60)
-        assert worker.exitcode == 0
-    for own in answers.values():
+    for own in run_ranks(2, of_a_rank):
         for gradient, one, other in zip(own, *expected, strict=True):
-            assert torch.allclose(torch.tensor(gradient), (one + other) / 2, atol=1e-6)
+            assert torch.allclose(gradient, (one + other) / 2, atol=1e-6)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forked import python
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from small_training import MovingMasks, energy, images, network, numbers, same
@@ -91,15 +90,7 @@ def test_each_kind_of_past_matters(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_training_that_is_killed_again_and_again_ends_the_same(tmp_path: Path) -> None:
-    here = Path(__file__).parent
-    path = os.pathsep.join([str(here), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, here / "killed_training.py", tmp_path],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = python(Path(__file__).with_name("killed_training.py"), tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["same"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import tempfile
@@ -12,17 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from forked import CONTEXT
 
 PATIENCE = 120  # seconds after which a test that hangs is ended
-_CONTEXT = multiprocessing.get_context("forkserver" if hasattr(os, "fork") else "spawn")
-_CONTEXT.set_forkserver_preload(["torch", "sosie"])  # imported once for all of them
 
 
-def run_ranks(count: int, function: Callable[..., Any], *args: Any, timeout: float = 60) -> list[Any]:
+def run_ranks(count: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     """What the function returns in each process, or the error that it raised there."""
     with tempfile.TemporaryDirectory() as folder:
-        given = [(Path(folder), rank, count, timedelta(seconds=timeout), function, args) for rank in range(count)]
-        processes = [_CONTEXT.Process(target=_of_rank, args=each) for each in given]  # type: ignore[attr-defined]
+        given = [(Path(folder), rank, count, function, args) for rank in range(count)]
+        processes = [CONTEXT.Process(target=_of_rank, args=each) for each in given]  # type: ignore[attr-defined]
         try:
             for process in processes:
                 process.start()
@@ -34,10 +32,9 @@ def run_ranks(count: int, function: Callable[..., Any], *args: Any, timeout: flo
         return [pickle.loads((Path(folder) / f"answer{rank}").read_bytes()) for rank in range(count)]
 
 
-def _of_rank(
-    folder: Path, rank: int, count: int, wait: timedelta, function: Callable[..., Any], args: tuple[Any, ...]
-) -> None:
+def _of_rank(folder: Path, rank: int, count: int, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     os.chdir(folder)
+    wait = timedelta(seconds=PATIENCE / 2)
     store = dist.FileStore(str(folder / "store"), count)
     store.set_timeout(wait)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=wait)
