@@ -33,7 +33,7 @@ def test_records_are_written_and_held_against(pytester: pytest.Pytester) -> None
 
     def run(scale: float, *options: str) -> pytest.RunResult:
         pytester.makepyfile(test_it=TEST.replace("{scale}", str(scale)))
-        return pytester.runpytest_subprocess(*plugin, "-p", "no:cacheprovider", *options)
+        return pytester.runpytest_inprocess(*plugin, "-p", "no:cacheprovider", *options)
 
     run(1.0).stdout.fnmatch_lines(["*no golden record *test_port.safetensors: write it with pytest --sosie-update*"])
     run(1.0, "--sosie-update").assert_outcomes(passed=1)
@@ -54,9 +54,9 @@ def test_a_record_is_written_once_in_a_run(pytester: pytest.Pytester) -> None:
             sosie_golden(made(scale), torch.linspace(0, 1, 40).reshape(10, 4))
 """
     pytester.makepyfile(test_it=TEST.replace("{scale}", "1.0") + twice.replace("{scales}", "1.0, 1.0"))
-    pytester.runpytest_subprocess(*plugin, "-p", "no:cacheprovider", "--sosie-update").assert_outcomes(passed=2)
+    pytester.runpytest_inprocess(*plugin, "-p", "no:cacheprovider", "--sosie-update").assert_outcomes(passed=2)
     pytester.makepyfile(test_it=TEST.replace("{scale}", "1.0") + twice.replace("{scales}", "1.0, 1.1"))
-    found = pytester.runpytest_subprocess(*plugin, "-p", "no:cacheprovider", "--sosie-update")
+    found = pytester.runpytest_inprocess(*plugin, "-p", "no:cacheprovider", "--sosie-update")
     found.assert_outcomes(passed=1, failed=1)
     found.stdout.fnmatch_lines(["*test_port_again.safetensors was written for another call: name= gives each*"])
 
