@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,19 @@ def zoo(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["zoo", *map(str, arguments)])
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    made = zoo("init", tmp_path / "z", "--data", "demo", "--max-rows", 16, "--size", 32, "--kinds", "cka,weights")
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ready") / "z"
+    made = zoo("init", path, "--data", "demo", "--max-rows", 16, "--size", 32, "--kinds", "cka,weights")
     assert made.exit_code == 0, made.output
     assert "16 inputs of hash" in made.stdout
-    assert zoo("add", tmp_path / "z", *MODELS, "--tag", "small", "--task", "clothes").exit_code == 0
-    return tmp_path / "z"
+    assert zoo("add", path, *MODELS, "--tag", "small", "--task", "clothes").exit_code == 0
+    return path
+
+
+@pytest.fixture
+def folder(ready: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(ready, tmp_path / "z")
 
 
 def test_add_and_list(folder: Path) -> None:

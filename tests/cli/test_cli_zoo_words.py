@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,14 +18,19 @@ def zoo(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["zoo", *map(str, arguments)], env={"COLUMNS": "100"})
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    path = tmp_path / "z"
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ready") / "z"
     assert zoo("init", path, "--data", "demo", "--max-rows", 16, "--size", 32).exit_code == 0
     added = zoo("add", path, "one=small_cnn(seed=0)", "two=small_cnn(seed=1)", "--tag", "small", "--task", "clothes")
     assert added.exit_code == 0
     assert zoo("tag", path, "two", "--add", "second").exit_code == 0
     return path
+
+
+@pytest.fixture
+def folder(ready: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(ready, tmp_path / "z")
 
 
 def code(folder: Path) -> None:
