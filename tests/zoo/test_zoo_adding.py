@@ -7,12 +7,12 @@ import pickle
 import sys
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forked import CONTEXT
 from made_prints import INPUTS, SIZE, made, new_zoo, same
 from torch import nn
 
@@ -239,8 +239,9 @@ def test_a_cluster_that_blames_those_beside(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="workers are killed by a signal")
-def test_workers_of_ours_that_die(factories: str, tmp_path: Path) -> None:
+def test_workers_of_ours_that_die(factories: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One kills its worker always, one once: the first is named, the second tried again, the others not harmed."""
+    monkeypatch.setattr("sosie.zoo.tasks.get_context", lambda _: CONTEXT)  # spawned ones import torch: test_cli_zoo.py
     zoo = new_zoo(tmp_path)
     models = {
         "a": f"{factories}:net",
@@ -261,7 +262,7 @@ def test_workers_of_ours_that_die(factories: str, tmp_path: Path) -> None:
 def test_a_process_pool_of_somebody_elses(factories: str, tmp_path: Path) -> None:
     zoo = new_zoo(tmp_path)
     models = {"a": net(0), "fatal": f"{factories}:fatal", "b": net(1), "c": net(2)}
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, mp_context=CONTEXT) as pool:
         found = zoo.add(models, executor=pool)
     assert isinstance(found, Added)
     assert "fatal" in found.failed
