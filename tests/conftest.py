@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -46,6 +46,41 @@ def chromium() -> Iterator[Any]:
         browser = running.chromium.launch(executable_path=binary, args=FLAGS)
         yield browser
         browser.close()
+
+
+@pytest.fixture(scope="session")
+def _closed_pages(chromium: Any) -> list[Any]:
+    """Pages that no test has now: the next one takes them, since a new one costs half a second."""
+    return []
+
+
+@pytest.fixture
+def new_page(chromium: Any, _closed_pages: list[Any]) -> Iterator[Callable[..., Any]]:
+    """`new_page(width=390)` has lists of what the browser says (`complaints`) and of what it asks for (`asked`)."""
+    opened = []
+
+    def fresh() -> Any:
+        page = chromium.new_context().new_page()
+        page.on("console", lambda message: page.complaints.append(message.text))
+        page.on("pageerror", lambda error: page.complaints.append(str(error)))
+        page.on("dialog", lambda dialog: (page.complaints.append("dialog"), dialog.dismiss()))
+        page.on("request", lambda request: page.asked.append(request.url))
+        return page
+
+    def page_of(width: int, color_scheme: str = "light") -> Any:
+        page = _closed_pages.pop() if _closed_pages else fresh()
+        opened.append(page)
+        page.complaints, page.asked = [], []
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(media="screen", color_scheme=color_scheme)
+        return page
+
+    yield page_of
+    for page in opened:
+        page.context.set_offline(False)
+        page.goto("about:blank")
+        page.mouse.move(0, 0)
+        _closed_pages.append(page)
 
 
 @pytest.fixture(autouse=True)

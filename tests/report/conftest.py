@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ class Seen:
 
     page: Any
     path: Path
-    complaints: list[str] = field(default_factory=list)  # console messages, errors, dialogs
-    requests: list[str] = field(default_factory=list)
+    complaints: list[str]  # console messages, errors, dialogs
+    requests: list[str]
 
     def centre(self, i: int, j: int, which: int = 0) -> tuple[float, float]:
         """Where a reader of the axis labels would look for the cell of row i and column j."""
@@ -38,22 +38,13 @@ class Seen:
 
 
 @pytest.fixture
-def look(chromium: Any, tmp_path: Path) -> Iterator[Callable[..., Seen]]:
+def look(new_page: Callable[..., Any], tmp_path: Path) -> Callable[..., Seen]:
     """`look(result, width=360)` writes the page and opens it from the disk."""
-    contexts = []
 
     def opened(result: Comparison | Comparisons, width: int = 1360, **options: Any) -> Seen:
-        path = write_report(result, tmp_path / f"page-{len(contexts)}.html")
-        context = chromium.new_context(viewport={"width": width, "height": 900}, **options)
-        contexts.append(context)
-        seen = Seen(context.new_page(), path)
-        seen.page.on("console", lambda message: seen.complaints.append(message.text))
-        seen.page.on("pageerror", lambda error: seen.complaints.append(str(error)))
-        seen.page.on("dialog", lambda dialog: (seen.complaints.append("dialog"), dialog.dismiss()))
-        seen.page.on("request", lambda request: seen.requests.append(request.url))
-        seen.page.goto(path.as_uri())
-        return seen
+        path = write_report(result, tmp_path / f"page-{len(list(tmp_path.glob('page-*')))}.html")
+        page = new_page(width, **options)
+        page.goto(path.as_uri())
+        return Seen(page, path, page.complaints, page.asked)
 
-    yield opened
-    for context in contexts:
-        context.close()
+    return opened

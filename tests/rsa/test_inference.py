@@ -286,11 +286,11 @@ def test_resampling_one_of_two_is_too_narrow() -> None:
 
 @pytest.mark.parametrize("compare", ["spearman", "rho_a", "kendall", "kendall_b", "whitened_cosine"])
 def test_every_comparator_is_evaluated(compare: str) -> None:
-    models, subjects = scene(18, 4)
-    found = evaluate([models, Model(models, "weighted", "sum")], subjects, compare, folds_stimuli=3, draws=20)
+    models, subjects = scene(12, 4)
+    found = evaluate([models, Model(models, "weighted", "sum")], subjects, compare, folds_stimuli=2, draws=20)
     assert found.names == ("m0", "m1", "m2", "sum")
     assert np.isfinite(found.errors).all()
-    again = evaluate([models, Model(models, "weighted", "sum")], subjects, compare, folds_stimuli=3, draws=20)
+    again = evaluate([models, Model(models, "weighted", "sum")], subjects, compare, folds_stimuli=2, draws=20)
     assert np.array_equal(found.errors, again.errors)
     alone = evaluate(Model(models, "weighted", "sum"), subjects, compare, folds_stimuli=3, draws=20)
     assert alone.values == pytest.approx(found.values[3:])

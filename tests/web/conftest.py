@@ -70,23 +70,13 @@ def serve() -> Iterator[Callable[..., str]]:
 
 
 @pytest.fixture
-def look(chromium: Any, address: str) -> Iterator[Callable[..., Any]]:
-    """`look("#/models", width=390)` opens a view; what the browser complained about is in `complaints`."""
-    contexts = []
+def look(new_page: Callable[..., Any], address: str) -> Callable[..., Any]:
+    """`look("#/models", width=390)` opens a view."""
 
     def opened(view: str, width: int = 1280, at: str = address, **options: Any) -> Any:
-        context = chromium.new_context(viewport={"width": width, "height": 900}, **options)
-        contexts.append(context)
-        page = context.new_page()
-        page.complaints, page.asked = [], []
-        page.on("console", lambda message: page.complaints.append(message.text))
-        page.on("pageerror", lambda error: page.complaints.append(str(error)))
-        page.on("dialog", lambda dialog: (page.complaints.append("dialog"), dialog.dismiss()))
-        page.on("request", lambda request: page.asked.append(request.url))
+        page = new_page(width, **options)
         page.goto(at + view)
         page.wait_for_selector("main:not([aria-busy])")
         return page
 
-    yield opened
-    for context in contexts:
-        context.close()
+    return opened
