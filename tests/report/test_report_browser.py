@@ -240,7 +240,7 @@ def test_every_figure_can_be_saved_and_tabs_say_that_they_go_on(look):
                 figures.nth(k).get_by_role("button", name=kind, exact=True).click()
             assert found.value.suggested_filename.endswith(kind.lower())
     seen.page.get_by_role("tab").first.press("ArrowLeft")  # the last, which lies outside
-    in_view = "[...document.querySelectorAll('[role=tab]')].at(-1).getBoundingClientRect().right <= innerWidth"
+    in_view = "() => [...document.querySelectorAll('[role=tab]')].at(-1).getBoundingClientRect().right <= innerWidth"
     seen.page.wait_for_function(in_view)  # it scrolls
     assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert seen.complaints == []
