@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import shlex
 import shutil
@@ -133,6 +134,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         invoke("sosie zoo init nets --data demo")
         invoke("sosie zoo add nets a=small_cnn@demo-a.safetensors b=small_cnn@demo-b.safetensors --tag demo")
         invoke("sosie zoo export nets nets.sosiezoo")
+        gc.collect()  # closes the zoo, whose log would otherwise go away while it is copied
         yield folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -31,6 +32,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert made.exit_code == 0, made.output
     assert "16 inputs of hash" in made.stdout
     assert zoo("add", path, *MODELS, "--tag", "small", "--task", "clothes").exit_code == 0
+    gc.collect()  # closes the zoo, whose log would otherwise go away while it is copied
     return path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 from pathlib import Path
@@ -25,6 +26,7 @@ def ready(tmp_path_factory: pytest.TempPathFactory) -> Path:
     added = zoo("add", path, "one=small_cnn(seed=0)", "two=small_cnn(seed=1)", "--tag", "small", "--task", "clothes")
     assert added.exit_code == 0
     assert zoo("tag", path, "two", "--add", "second").exit_code == 0
+    gc.collect()  # closes the zoo, whose log would otherwise go away while it is copied
     return path
 
 
