@@ -321,7 +321,7 @@ def test_the_evaluation_is_told_and_seen() -> None:
     assert rows[2]["p_ceiling"] < 0.05 < rows[2]["p_zero"]
     assert rows[0]["p_zero"] < 0.05
     axes = found.plot().axes[0]
-    assert [bar.get_height() for bar in axes.patches][:3] == pytest.approx(list(found.values))
+    assert [bar.get_height() for bar in axes.containers[0]] == pytest.approx(list(found.values))
     assert "noise ceiling" in repr(found)
     assert "<td" in found._repr_html_()
 
