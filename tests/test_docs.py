@@ -14,11 +14,13 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
+from urllib.parse import unquote
 
 import pytest
 import torch
@@ -206,6 +208,18 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(site: Path) -> None:
         assert not [each for each in loads.found if "//" in each], path.name
     for path in site.rglob("*.css"):
         assert not re.findall(r"(?:@import|url\()\s*['\"]?(?:https?:)?//", path.read_text("utf-8")), path.name
+
+
+def test_every_link_of_the_site_leads_to_a_page_and_a_heading(site: Path) -> None:
+    pages = {path.name: path.read_text("utf-8") for path in site.glob("*.html") if path.stem != "404"}
+    lost = []
+    for name, text in pages.items():
+        for link in set(re.findall(r'<a [^>]*?href="([^"]*)"', text)):
+            page, _, heading = unquote(unescape(link)).partition("#")
+            there = "://" in page or (site / page).exists()
+            if not there or (heading and "://" not in page and f'id="{heading}"' not in pages[page or name]):
+                lost.append(f"{name}: {link}")
+    assert lost == []
 
 
 @pytest.mark.browser
