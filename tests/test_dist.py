@@ -47,6 +47,12 @@ def test_the_version_is_the_same_everywhere() -> None:
         assert words.format(sosie.__version__) in (ROOT / name).read_text("utf-8"), name
 
 
+def test_the_start_page_names_every_extra() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    page = (ROOT / "docs" / "start.md").read_text("utf-8")
+    assert [name for name in extras if name not in ("dev", "bench") and f"`{name}`" not in page] == []
+
+
 def test_the_oldest_packages_tested_are_the_least_allowed() -> None:
     about = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = ("plots", "images", "pandas", "transport", "hf", "topology", "zoo", "dask", "web")

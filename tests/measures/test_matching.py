@@ -101,7 +101,7 @@ def test_soft_match_of_unequal_widths_without_pot_names_the_extra(monkeypatch: p
 
     monkeypatch.setattr(builtins, "__import__", without_pot)
     assert sosie.measure("soft_match_distance", *numpy_pair(4, 4)) > 0
-    with pytest.raises(ImportError, match=r"6 and 4 neurons.*sosie\[transport\]"):
+    with pytest.raises(ImportError, match=r"6 and 4 neurons needs POT.*sosie\[transport\]"):
         sosie.measure("soft_match_distance", *numpy_pair())
     # In a comparison the pairs of equal widths keep their values, and the others say what they need.
     x, y = numpy_pair()

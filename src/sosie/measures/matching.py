@@ -76,7 +76,9 @@ def _transport(cost: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, n
     try:
         import ot
     except ImportError as error:
-        raise ImportError(f"soft_match_distance of {p} and {q} neurons: pip install 'sosie[transport]'") from error
+        raise ImportError(
+            f"soft_match_distance of {p} and {q} neurons needs POT: pip install 'sosie[transport]'"
+        ) from error
     plan, log = ot.emd(np.full(p, 1 / p), np.full(q, 1 / q), np.ascontiguousarray(cost), numItermax=STEPS, log=True)
     if log["warning"] is not None:
         raise ValueError(f"soft_match_distance found no optimal transport of {p} to {q} neurons: {log['warning']}")
