@@ -144,11 +144,15 @@ def test_the_same_cell_run_twice(tmp_path: Path) -> None:
     assert open_run(tmp_path / "r").steps == [0, 1, 2]  # nothing is lost
     with pytest.raises(ValueError, match="overwrite=True"):
         Recorder(tmp_path / "r", nn.Sequential(nn.Linear(7, 7)), "weights")
-    before = Recorder(tmp_path / "r", tiny(), "weights")
+    outputs = [Recorder(tmp_path / "r", tiny(), "weights")]  # a notebook holds what its cells returned
     with pytest.raises(BlockingIOError, match="an earlier cell"):
-        Recorder(tmp_path / "r", tiny(), "weights", overwrite=True)
-    before.close()
+        Recorder(tmp_path / "r", tiny(), "weights")
     assert open_run(tmp_path / "r").steps == [0, 1, 2]
+    for _ in range(2):
+        outputs.append(Recorder(tmp_path / "r", tiny(), "weights", overwrite=True))
+        outputs[-1].record(0)
+    with pytest.raises(ValueError, match="closed"):
+        outputs[0].record(3)
     for _ in range(2):
         with Recorder(tmp_path / "r", tiny(5.0), "weights", overwrite=True) as recorder:
             recorder.record(0)

@@ -44,8 +44,8 @@ class Recorder(AbstractContextManager["Recorder"]):
     The folder holds run.json and records, which grows by whole records: a run that is killed loses at most the record
     it was writing. A recorder of the same model, sites and data continues after the last step of its folder; an
     earlier step raises. `resume(step)` removes later records, for a run that goes back to a checkpoint;
-    `overwrite=True` replaces the run that the folder holds, as for a cell of a notebook that is run again. The model's
-    mode, gradients and random state are left as found.
+    `overwrite=True` replaces the run that the folder holds, and closes a recorder of this process that writes there, as
+    for a cell of a notebook that is run again. The model's mode, gradients and random state are left as found.
     """
 
     def __init__(

@@ -12,7 +12,8 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -139,11 +140,15 @@ def _later_frame(whole: memoryview, place: int) -> Frame | None:
 
 
 class FrameWriter:
-    """Appends frames to a file; one process at a time."""
+    """Appends frames to a file; one writer at a time."""
+
+    of_this_process: ClassVar[WeakValueDictionary[Path, FrameWriter]] = WeakValueDictionary()
 
     def __init__(self, path: Path, *, empty: bool = False) -> None:
-        """`empty`: without the frames that are there."""
+        """`empty`: without the frames that are there; a writer of this process there is closed."""
         self.path = path
+        if empty and (earlier := self.of_this_process.get(path.resolve())) is not None:
+            earlier.close()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             if fcntl is not None:
@@ -159,10 +164,12 @@ class FrameWriter:
             if isinstance(error, BlockingIOError):
                 message = (
                     f"another recorder writes to {path.parent}: close it (recorder.close(), or a with block around it; "
-                    "in a notebook it may be that of an earlier cell), or name another folder"
+                    "in a notebook it may be that of an earlier cell, whose run overwrite=True replaces), or name "
+                    "another folder"
                 )
                 raise BlockingIOError(message) from error
             raise
+        self.of_this_process[path.resolve()] = self
 
     def append(self, step: int, payload: bytes) -> None:
         content = memoryview(framed(step, payload))
