@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -71,7 +72,12 @@ def decoder(name: str, attention: str) -> nn.Module:
         model = transformers.LlamaForCausalLM(config)
     elif name == "gpt2":
         config = transformers.GPT2Config(n_embd=32, n_layer=3, n_head=4, n_positions=64, **ends, **common)
-        model = transformers.GPT2LMHeadModel(config)
+        try:
+            model = transformers.GPT2LMHeadModel(config)
+        except ValueError as error:  # before transformers 4.42
+            if "does not support an attention implementation" not in str(error):
+                raise
+            pytest.skip("this transformers has no such kernel for GPT-2")
     else:
         model = transformers.BertModel(transformers.BertConfig(max_position_embeddings=64, **sizes, **common))
     random = torch.Generator().manual_seed(0)

@@ -458,10 +458,15 @@ def parts_of(output: Any, preferred: Sequence[str]) -> list[tuple[Any, Any]]:
 
 
 def _is_record(output: Any) -> bool:
-    """Return whether an output is a dataclass, or holds its main tensor as an attribute as in other libraries."""
+    """Return whether an output is a dataclass, or holds its main tensor as an attribute as in other libraries.
+
+    A dataclass without fields is an object with a state of its own, as the caches of transformers 4.40 are.
+    """
     if isinstance(output, (Tensor, Mapping, tuple, list, type)):
         return False
-    return dataclasses.is_dataclass(output) or any(isinstance(getattr(output, k, None), Tensor) for k in _PREFERRED)
+    if dataclasses.is_dataclass(output) and dataclasses.fields(output):
+        return True
+    return any(isinstance(getattr(output, k, None), Tensor) for k in _PREFERRED)
 
 
 def answer_in(output: Any) -> Tensor | None:
