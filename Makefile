@@ -62,7 +62,7 @@ test-flower: $(FLOWER)/installed
 	@FLWR_TELEMETRY_ENABLED=0 $(FLOWER)/bin/python -m pytest tests/flower tests/test_docs.py -k 'flower'
 
 # Everything that the tests use, in the versions that pyproject.toml names as the least; PyPI's torch brings CUDA, 6 GB.
-TESTED := .[plots,images,pandas,transport,hf,topology,zoo,dask,web]
+TESTED := .[plots,images,pandas,xarray,transport,hf,onnx,topology,zoo,dask,web]
 TOOLS := pytest pytest-xdist hypothesis scikit-learn httpx httpx2 playwright
 
 $(OLDEST)/installed: pyproject.toml constraints-oldest.txt
