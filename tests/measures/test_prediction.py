@@ -70,6 +70,8 @@ def test_other_regressions(shape: tuple[int, int, int]) -> None:
         ({"strength": 0.01}, lambda: Ridge(0.01 * length)),
         ({"fit": "pls", "components": 3}, lambda: PLSRegression(3, scale=False, tol=1e-14, max_iter=10_000)),
     ):
+        if fit is LinearRegression and shape[1] > shape[0] and "tol" not in LinearRegression().get_params():
+            continue  # scikit-learn before 1.7 divides by the direction that centring empties
         expected = by_scikit_learn(x, y, fold, fit)
         assert sosie.measure("predictivity", x, y, **options) == pytest.approx(expected, abs=1e-6), options  # type: ignore[arg-type]
 
