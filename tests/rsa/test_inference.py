@@ -292,7 +292,7 @@ def test_every_comparator_is_evaluated(compare: str) -> None:
     assert np.isfinite(found.errors).all()
     again = evaluate([models, Model(models, "weighted", "sum")], subjects, compare, folds_stimuli=2, draws=20)
     assert np.array_equal(found.errors, again.errors)
-    alone = evaluate(Model(models, "weighted", "sum"), subjects, compare, folds_stimuli=3, draws=20)
+    alone = evaluate(Model(models, "weighted", "sum"), subjects, compare, folds_stimuli=2, draws=20)
     assert alone.values == pytest.approx(found.values[3:])
     whole = evaluate(models, subjects, compare, draws=20)
     assert whole.values == pytest.approx(compare_rdms(models, subjects, compare).mean(1), abs=1e-12)
