@@ -14,6 +14,9 @@ from threadpoolctl import threadpool_info
 import sosie
 from sosie.linalg import eigen, eigenvalues, once, side_by_side, singular, singular_values, triangular_inverse
 from sosie.linalg.products import SMALL, _blas, lock_of, one_thread
+from sosie.measures import MEASURES, define
+from sosie.process_state import products, threads_of_torch, torch_on_one_core
+from sosie.stats import Covariances
 
 
 def blas_threads() -> list[int]:
@@ -63,6 +66,38 @@ def test_an_error_comes_through_and_threads_are_as_found() -> None:
         list(side_by_side(fail, range(5)))
     assert torch.get_num_threads() == 2
     assert blas_threads() == before
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_torch_leaves_the_cores_to_numpy_and_gets_them_back() -> None:
+    names = set()
+    with products(one_core=True), torch_on_one_core():
+        assert torch.get_num_threads() == 1
+        list(side_by_side(lambda _: names.add(threading.current_thread().name), range(50)))
+        assert torch.get_num_threads() == 1
+    assert all(name.startswith("sosie") for name in names), "in as many workers as outside"
+    with pytest.raises(KeyError), torch_on_one_core():
+        raise KeyError
+    assert torch.get_num_threads() == threads_of_torch() == 2
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_measures_run_with_torch_on_one_core() -> None:
+    threads = []
+
+    @define(reads=Covariances, bounds=(0, 1), closer="up", invariant=set())
+    def threads_seen(c: Covariances) -> torch.Tensor:
+        """How many threads torch has."""
+        threads.append(torch.get_num_threads())
+        return c.x.matrix.new_ones(())
+
+    x, y = np.random.default_rng(0).normal(size=(2, 60, 4))
+    sosie.measure(threads_seen, x, y)
+    sosie.compare({"l": x}, {"l": y}, measures=threads_seen)
+    MEASURES.pop("threads_seen")
+    assert len(threads) > 1
+    assert set(threads) == {1}
+    assert torch.get_num_threads() == 2
 
 
 @pytest.mark.usefixtures("two_threads")

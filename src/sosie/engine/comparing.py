@@ -479,7 +479,7 @@ class Pass:
         inputs = self._input_rows(chunk)
         read = {k: self._read(k, chunk) for k in self.unique}
         check_positions(list(self.unique.values()))
-        with products():
+        with products(one_core=True):
             self._join([read[k] for k in self.twins], chunk, inputs)
 
     def settle(self) -> None:
@@ -506,7 +506,7 @@ class Pass:
         check_positions([self.sources[k]])
         if k in self._order and self._device is not None:
             self._order[k].end_chunk(self._start, chunk.count, self._device)
-        with products():
+        with products(one_core=True):
             statistics = maker.chunk(parts)
             self._inspect(k, statistics)
         return statistics

@@ -53,7 +53,7 @@ def list_measures() -> list[dict[str, Any]]:
     return Facts(measure.facts() for measure in load_all())
 
 
-@products()
+@products(one_core=True)
 def measure(
     name: str | Measure,
     x: Any,
@@ -123,7 +123,7 @@ def measure(
     return value
 
 
-@products()
+@products(one_core=True)
 def align(name: str | Measure, x: Any, y: Any, **options: Any) -> Transform:
     """The alignment behind the value of a measure: fitted on paired rows x (n, p) and y (n, q), to use on others.
 

@@ -15,7 +15,7 @@ from ..capture import number_array
 from ..files import decode, encode
 from ..linalg import lacks_room, largest_number, with_room
 from ..measures import Measure, find
-from ..process_state import products
+from ..process_state import products, torch_on_one_core
 from ..results import Comparison, Side
 from ..stats import (
     BLOCK,
@@ -71,6 +71,7 @@ class Running:
         self._sums: Grams | Moments | SplitMoments | OutputSums | None = None
         self._waiting: tuple[Tensor, ...] = ()  # the last rows of x and y, fewer than two blocks
 
+    @torch_on_one_core()
     def update(self, x: Any, y: Any, labels: Any = None) -> None:
         """Add rows x (n, p) and y (n, q), NumPy or torch; row i of both belongs to the same input.
 
@@ -232,6 +233,7 @@ class Running:
             ranks.collect(on_device(self.state_dict(), torch.device("cpu")), absorb)
             return ranks.once(lambda: merged._finish(about))
 
+    @torch_on_one_core()
     def _finish(self, about: dict[str, Any]) -> Comparison:
         if not self.n:
             raise ValueError(f"{self.measure.name} has no rows yet: call update(x, y) first")

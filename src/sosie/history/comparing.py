@@ -199,7 +199,7 @@ def _open(thing: Any, kind: str, prepare: Any) -> tuple[Any, Any, str]:
 # Runs against each other
 
 
-@products()
+@products(one_core=True)
 def _compare(
     runs: list[Run],
     names: Sequence[str | None],

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..process_state import SharedContext
+from ..process_state import SharedContext, threads_of_torch, torch_on_one_core
 
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
@@ -194,19 +194,16 @@ one_thread = SharedContext(_one_each)  # NumPy's and SciPy's linear algebra on o
 
 def side_by_side(function: Callable[[S], T], items: Iterable[S]) -> Generator[T, None, None]:
     """`map(function, items)` in order, in as many workers as torch may use threads, each on one core."""
-    threads = torch.get_num_threads()  # a number of this thread, which restores it
-    workers = min(threads, MOST_WORKERS, os.cpu_count() or 1)
+    workers = min(threads_of_torch(), MOST_WORKERS, os.cpu_count() or 1)
     if workers == 1:
         yield from map(function, items)
         return
     pool = ThreadPoolExecutor(workers, thread_name_prefix="sosie")
-    torch.set_num_threads(1)
     try:
-        with one_thread:
+        with torch_on_one_core(), one_thread:
             yield from pool.map(_in_worker(function), items)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-        torch.set_num_threads(threads)
 
 
 def _in_worker(function: Callable[[S], T]) -> Callable[[S], T]:

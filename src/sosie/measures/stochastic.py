@@ -26,6 +26,7 @@ from ..linalg import (
     triangular_inverse,
     upper_triangle,
 )
+from ..process_state import torch_on_one_core
 from ..stats import PairedRepetitions, Repetitions
 from .define import define
 from .dissimilarities import COMPARATORS, KENDALL, kendall, to_length
@@ -193,6 +194,7 @@ def noise_mahalanobis_rsa(pair: PairedRepetitions, shrinkage: float | None = Non
     return _compared("noise_mahalanobis_rsa", compare, *(_mahalanobis(side, shrinkage) for side in (pair.x, pair.y)))
 
 
+@torch_on_one_core()
 def crossnobis(rows: Any, *, noise: Any = None, shrinkage: float | None = None) -> Any:
     """Crossnobis dissimilarities (n, n) of the stimuli in rows (n, repeats, p): cross-validated squared Mahalanobis.
 
@@ -211,6 +213,7 @@ def crossnobis(rows: Any, *, noise: Any = None, shrinkage: float | None = None) 
     return found if isinstance(rows, Tensor) else found.numpy()
 
 
+@torch_on_one_core()
 def noise_mahalanobis(rows: Any, *, noise: Any = None, shrinkage: float | None = None) -> Any:
     """Squared Mahalanobis distances (n, n) of the mean responses to the stimuli, in units of the noise, over p.
 

@@ -28,6 +28,7 @@ from ..linalg import (
     total_squares,
     without_mean,
 )
+from ..process_state import torch_on_one_core
 from ..stats import HeldCovariances, HeldNeurons, Neurons, RowScatter, Sample, Scatter
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Transform:
         """The rows of y (m, q) in the columns of `apply(x)`: y itself where those are its neurons."""
         return self._applied(y, "y")
 
+    @torch_on_one_core()
     def score(self, x: Any, y: Any) -> float:
         """The value of the measure for paired rows under this alignment, which is not fitted again.
 
@@ -132,6 +134,7 @@ class Transform:
             centres = tensors.pop("centre_x"), tensors.pop("centre_y")
             return cls(text["measure"], int(text["rows"]), *centres, tensors)
 
+    @torch_on_one_core()
     def _applied(self, values: Any, side: str) -> Any:
         rows = getattr(self.aligner, side)(self, self._rows(values, side))
         if not isinstance(values, Tensor):

@@ -17,6 +17,7 @@ from torch import Tensor
 from ..checks import one_of, whole_number
 from ..measures.dissimilarities import COMPARATORS, KENDALL, kendall, row_sums, whitened
 from ..notebook import html_facts
+from ..process_state import torch_on_one_core
 from .rdms import Array, RDMs, comparator, compare_rdms, new_figure, same_stimuli
 
 if TYPE_CHECKING:
@@ -148,6 +149,7 @@ class Evaluation:
         return html_facts(f"{len(self.names)} models of {len(self.subjects)} subjects", self._about())
 
 
+@torch_on_one_core()
 def noise_ceiling(subjects: RDMs, compare: str = "spearman") -> tuple[float, float]:
     """The lower and the upper bound of what the best possible model would reach.
 
@@ -162,6 +164,7 @@ def noise_ceiling(subjects: RDMs, compare: str = "spearman") -> tuple[float, flo
     return _ceiling(vectors, torch.ones(len(subjects), dtype=torch.float64), compare)
 
 
+@torch_on_one_core()
 def evaluate(
     models: RDMs | Model | Iterable[Model | RDMs],
     subjects: RDMs,

@@ -20,6 +20,7 @@ from ..files import CHECKED, DamagedFile, check_schema, read_tensors, reading, w
 from ..linalg import upper_triangle, with_room
 from ..measures.dissimilarities import COMPARATORS, DISSIMILARITIES, KENDALL, kendall, to_length
 from ..notebook import html_facts
+from ..process_state import torch_on_one_core
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,6 +67,7 @@ class RDMs:
         object.__setattr__(self, "values", values)
 
     @classmethod
+    @torch_on_one_core()
     def of(
         cls,
         activations: Mapping[str, Any] | str | os.PathLike[str],
@@ -240,6 +242,7 @@ def _real(values: Any, label: str) -> Array:
     return array
 
 
+@torch_on_one_core()
 def compare_rdms(a: RDMs, b: RDMs, compare: str = "spearman") -> Array:
     """(len(a), len(b)): the similarity of each RDM of a with each of b.
 

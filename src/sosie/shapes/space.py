@@ -20,6 +20,7 @@ from torch import Tensor
 from ..capture import number_array
 from ..checks import whole_number
 from ..linalg import centred, near_one, singular, with_room
+from ..process_state import torch_on_one_core
 
 Array = NDArray[np.float64]
 STEPS = 1000  # of the iteration to a mean
@@ -46,6 +47,7 @@ class MeanShape:
         return float(np.square(self.distances).mean())
 
 
+@torch_on_one_core()
 def mean_shape(networks: Iterable[Any], *, scale: bool = True) -> MeanShape:
     """The Fréchet mean (barycentre) of networks, each an array (n, p) of rows of the same n stimuli.
 
@@ -60,6 +62,7 @@ def mean_shape(networks: Iterable[Any], *, scale: bool = True) -> MeanShape:
     return MeanShape(mean.numpy(), aligned.numpy(), distances.numpy(), steps)
 
 
+@torch_on_one_core()
 def geodesic(x: Any, y: Any, at: float | Sequence[float] = 0.5, *, scale: bool = True) -> Array:
     """The points of the shortest path from x (n, p) to y (n, q), in the neurons of x.
 
@@ -75,6 +78,7 @@ def geodesic(x: Any, y: Any, at: float | Sequence[float] = 0.5, *, scale: bool =
     return path.reshape(*steps.shape, *start.shape).numpy()
 
 
+@torch_on_one_core()
 def tangent_pca(networks: Iterable[Any], components: int = 2, *, scale: bool = True) -> tuple[Array, Array, Array]:
     """Principal components of networks in the tangent space at their mean.
 
@@ -100,6 +104,7 @@ def tangent_pca(networks: Iterable[Any], components: int = 2, *, scale: bool = T
     )
 
 
+@torch_on_one_core()
 def kmeans(
     networks: Iterable[Any], groups: int, *, scale: bool = True, seed: int = 0
 ) -> tuple[NDArray[np.int64], Array, float]:
@@ -225,6 +230,6 @@ def _mean(points: Tensor, scale: bool) -> tuple[Tensor, int]:
     warnings.warn(
         f"the mean of {len(points)} networks still moves by {float(move.norm() / mean.norm()):.0e} of its length after "
         f"{STEPS} steps",
-        stacklevel=3,
+        stacklevel=4,
     )
     return mean, STEPS
