@@ -195,9 +195,8 @@ def test_nothing_is_rounded_twice_and_small_values_have_numbers(look):
 
 def test_a_table_wider_than_the_screen_says_so(look):
     seen = look(doubted(stages(4), stages(4)), width=390)
-    hint = seen.page.get_by_text("Scroll sideways for more columns")
-    assert hint.is_visible()
-    assert seen.page.get_by_text("Scroll sideways for more measures").is_visible()
+    seen.page.get_by_text("Scroll sideways for more columns").wait_for()
+    seen.page.get_by_text("Scroll sideways for more measures").wait_for()
     host = seen.page.locator(".scroll-host").last
     assert host.get_attribute("data-right") is not None
     assert host.get_attribute("data-left") is None

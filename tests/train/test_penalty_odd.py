@@ -279,6 +279,7 @@ def test_a_penalty_that_is_never_left_goes_with_its_model() -> None:
     assert gone() is None
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 5), reason="gradients of torch.func have no values to look at inside it")
 @pytest.mark.parametrize("measure", ["linear_cka", "debiased_cka", "kernel_alignment"])
 @pytest.mark.parametrize("width", [8, 2**18])
 def test_functional_gradients_are_the_same(measure: str, width: int) -> None:

@@ -91,6 +91,9 @@ def test_compiled_before_it_was_attached(plain: bool) -> None:
     compiled(inputs())
     with Penalty(model) as penalty:
         compiled(inputs())
+        if torch.__version__ < (2, 5) and not plain:
+            assert penalty() > 0, "this torch compiles anew"
+            return
         with pytest.raises((RuntimeError, SiteError), match="attach first"):
             penalty()
 

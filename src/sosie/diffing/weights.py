@@ -847,7 +847,7 @@ def _rounding(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     if dtype is None or not dtype.is_floating_point:
         return torch.zeros_like(x)
     _, exponent = torch.frexp(x)
-    return torch.ldexp(torch.full_like(x, torch.finfo(dtype).eps / 2), exponent).square() / 12
+    return torch.ldexp(torch.full_like(x, torch.finfo(dtype).eps / 2), exponent.to(x)).square() / 12
 
 
 # The result in words

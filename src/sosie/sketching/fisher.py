@@ -362,9 +362,9 @@ class SquaredGradients:
         norms = pulls[0].new_zeros(len(tried), 2, dtype=torch.float64)  # of the difference, and of autograd's gradient
         zero = torch.zeros(few.count)
         for i, gradients in self._run_by_input(few, pulls, tried):
-            for norm, (name, gradient) in zip(norms, gradients.items(), strict=True):
+            for k, (name, gradient) in enumerate(gradients.items()):
                 difference = by_layers.get(name, zero)[i] - _wide(gradient)
-                norm += torch.stack([difference.norm(), gradient.norm()]).to(norm)
+                norms[k] += torch.stack([difference.norm(), gradient.norm()]).to(norms)
         largest = float(norms[:, 1].amax()) if tried else 0.0
         for name, (difference, size) in zip(tried, norms.tolist(), strict=True):
             dtype, device = self._parameters[name].dtype, self._parameters[name].device.type

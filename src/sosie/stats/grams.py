@@ -528,7 +528,7 @@ def _squares(xs: list[Tensor], ys: list[Tensor], orders: list[Tensor]) -> Tensor
 def _sizes(stacks: list[Tensor]) -> Tensor:
     """(sites, 1): the power of 2 near the largest entry of each site, which brings entries into float32's range."""
     largest = torch.stack([stack.abs().amax((0, 2)) for stack in stacks]).amax(0)[:, None]
-    return torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent)
+    return torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent.to(largest))  # torch 2.4 needs its type
 
 
 def _vectors(xs: list[Tensor], ys: list[Tensor], orders: list[Tensor]) -> Tensor:
