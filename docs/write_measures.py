@@ -103,7 +103,8 @@ def _keys(measure: Measure) -> list[str]:
 
 def _cited(key: str) -> str:
     if key not in PAPERS:
-        raise KeyError(f"{key!r} is cited by a measure: give it a line in sosie/papers.py")
+        names = ", ".join(measure.name for measure in MEASURES.values() if key in _keys(measure))
+        raise KeyError(f"{names}: paper={key!r} has no line in sosie/papers.py")
     return PAPERS[key].citation
 
 

@@ -35,6 +35,7 @@ def test_the_measures_of_sosie_declare_every_fact() -> None:
     for measure in MEASURES.values():
         if measure.function.__module__.startswith("sosie."):
             assert "unknown" not in (measure.chance, measure.cost, measure.paper), measure.name
+            assert hasattr(sosie.measures, measure.name), f"{measure.name} is not exported"
 
 
 def test_the_name_comes_first(pair: tuple[torch.Tensor, torch.Tensor]) -> None:

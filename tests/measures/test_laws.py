@@ -313,7 +313,7 @@ def test_no_scale_is_too_large_or_small(
     x, y = (side.to(dtype) for side in correlated_rows(n=80))
     truth = float(value_of(measure, x, y))
     for scale in scales:
-        power = 4 if measure.name == "hsic" else 1  # of the scale, where it is not invariant
+        power = 4 if measure.name == "hsic" else 1  # of the scale, where it is not invariant: name others here
         if abs(power * math.log10(scale)) > 300:
             pytest.skip("float64 does not hold the value")
         value = float(value_of(measure, scale * x, scale * y))

@@ -64,6 +64,7 @@ from .shape import (
     raw_procrustes_distance,
     regression_r2,
     shape_angle,
+    spectral_bures_distance,
 )
 from .stochastic import (
     crossnobis,
