@@ -191,12 +191,14 @@ def test_unknown_rules_are_refused(tokens):
         lambda: to_rows(tokens, "tallest", site=TOKENS, inputs=2),
         lambda: rows_per_input(TOKENS, "tallest"),
     ):
-        with pytest.raises(ValueError, match="no row rule 'tallest': there are flatten, mean, positions, cls, last"):
+        with pytest.raises(ValueError, match=f"no row rule 'tallest': there are {', '.join(RULES)}"):
             call()
 
 
-def test_rows_per_input():
+def test_rows_per_input(tokens):
     assert {rule for rule in RULES if rows_per_input(MAP, rule) != 1} == {"positions"}
+    for rule in RULES:
+        assert len(to_rows(tokens, rule, site=TOKENS, inputs=2)) == 2 * rows_per_input(TOKENS, rule)
     assert rows_per_input(MAP, "positions") == 20
     assert rows_per_input(TOKENS, "positions") == 4
     assert rows_per_input(SIGNAL, "positions") == 4

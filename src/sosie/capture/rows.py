@@ -73,6 +73,7 @@ def to_rows(activation: Tensor, rule: Rule, *, site: Site, inputs: int, mask: Te
         return _one_token(activation, rule, keep, site=site)
     if rule == "mean":
         return _mean(activation, site, keep)
+    assert rule == "positions", f"to_rows has no branch for the rule {rule!r}"
     ordered = activation if site.channels_last else activation.movedim(1, -1)
     rows = ordered.reshape(-1, ordered.shape[-1])
     if keep is not None:

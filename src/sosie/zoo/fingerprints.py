@@ -21,7 +21,19 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from .. import __version__
-from ..capture import Batches, Chunk, Rule, check_rule, model_arguments, recut, rule_name, unwrap, without_labels
+from ..capture import (
+    RULES,
+    Batches,
+    Chunk,
+    Rule,
+    check_rule,
+    gives_several_rows,
+    model_arguments,
+    recut,
+    rule_name,
+    unwrap,
+    without_labels,
+)
 from ..capture.batches import is_text
 from ..checks import listed, one_of, whole_number
 from ..data import open_data
@@ -594,7 +606,7 @@ def from_parts(facts: Any, arrays: Mapping[str, Floats]) -> Fingerprint:
 
 # What all models of a zoo share: the probe set and how fingerprints are made
 
-ROWS = ("flatten", "mean", "cls", "last")
+ROWS = tuple(rule for rule in RULES if not gives_several_rows(rule))
 
 
 @dataclass(frozen=True)
