@@ -20,7 +20,10 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Answer(Rows, Result):
-    """Rows, one dict each; `asked` is the question, and `notes` say how to read the rows."""
+    """Rows, one dict each; `asked` says what was asked, and `notes` how to read the rows.
+
+    Files name the `question` of a subclass, by which they are read again.
+    """
 
     format = "sosie-answer"
     question: ClassVar[str] = "answer"
@@ -54,7 +57,7 @@ class Answer(Rows, Result):
 
     @classmethod
     def from_json(cls, content: dict[str, Any], path: str | os.PathLike[str]) -> Answer:
-        answers = {answer.question: answer for answer in QUESTIONS}
+        answers = {answer.question: answer for answer in Answer.__subclasses__()}
         check_schema(path, content, {"question": tuple(answers), "asked": {}, "rows": [{}], "notes": [str]})
         return answers[content["question"]](content["asked"], tuple(content["rows"]), tuple(content["notes"]))
 
@@ -219,6 +222,3 @@ class Recommendation(Answer):
         by, first = self.asked["by"], tried[0]
         more = f"; {failed:,} could not be tried" if (failed := self.asked["failed"]) else ""
         return f"Of {counted(self.models, 'model')} {first['name']} comes first by {by} ({first[by]:.4g}){more}."
-
-
-QUESTIONS: tuple[type[Answer], ...] = (Neighbours, Map, Clusters, Duplicates, Family, Recommendation)
