@@ -22,7 +22,9 @@ from sosie.cli.main import app
 from sosie.cli.options import GROUPS, ROWS
 from sosie.data import specification
 from sosie.files import write_weights
+from sosie.linalg import FITS
 from sosie.models import open_model
+from sosie.zoo import fingerprints
 
 IMAGES = 64  # of the demo, instead of 1,000
 NOT_RUN = {
@@ -159,3 +161,11 @@ def test_examples_that_are_not_run_exist() -> None:
 
 def test_the_help_of_rows_names_every_rule() -> None:
     assert set(re.findall(r"[\w()]+", ROWS.partition(":")[2])) - {"or"} == {*RULES, "grid(4)"}
+    [of_zoo] = [each.help for each in VERBS["zoo init"].params if each.name == "rows"]
+    assert set(re.findall(r"\w+", of_zoo.partition(":")[2].partition(".")[0])) - {"or"} == set(fingerprints.ROWS)
+
+
+def test_the_help_of_fit_names_every_fit() -> None:
+    [of_fit] = [each.help for each in VERBS["stitch"].params if each.name == "fit"]
+    for text in (of_fit, sosie.stitch.__doc__):
+        assert set(FITS) <= set(re.findall(r"\w+", text))

@@ -116,12 +116,13 @@ def test_least_squares_of_repeated_and_silent_neurons() -> None:
 
 def test_a_silent_output_is_its_mean() -> None:
     a, b = correlated_rows()
-    b[:, 2] = 0.7
+    b[:, 2], a[:, 4] = 0.7, 0.3
     for name, options in EXAMPLES.items():
         if name not in ("procrustes", "permutation", "identity"):
             found = FITS[name].using(**options)(joint(a, b))
             assert float(found.weight[2].abs().max()) < 1e-15, name
             assert float(found.bias[2]) == pytest.approx(0.7), name
+            assert not found.weight[:, 4].any(), name
 
 
 def noisy(cov: Tensor, k: int) -> Tensor:
