@@ -244,14 +244,15 @@ def test_workers_of_ours_that_die(factories: str, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("sosie.zoo.tasks.get_context", lambda _: CONTEXT)  # spawned ones import torch: test_cli_zoo.py
     zoo = new_zoo(tmp_path)
     models = {
-        "a": f"{factories}:net",
         "once": f"{factories}:fatal_once",
-        "always": f"{factories}:fatal",
+        "a": f"{factories}:net",
         "b": net(1),
+        "c": net(2),
+        "always": f"{factories}:fatal",  # when the first has died: four are on their way at a time
     }
     found = zoo.add(models, workers=2)
     assert isinstance(found, Added)
-    assert set(found.added) == {"a", "once", "b"}
+    assert set(found.added) == {"once", "a", "b", "c"}
     assert set(found.failed) == {"always"}
     assert "died twice" in found.failed["always"]
     assert same(zoo["b"].fingerprint, fingerprint(net(1), INPUTS, size=SIZE))
