@@ -169,7 +169,7 @@ def by_pair(
 ) -> dict[str, PairValues]:
     """Evaluate measures pair by pair, all on one pair before the next, so that they share its factorisations.
 
-    Several pairs run at a time, and measures that can take them take all pairs at once. `widths` are those of the
+    On a CPU several pairs run at a time; measures that can take all pairs at once do so. `widths` are those of the
     sites, which projected rows no longer have. `once`: only pairs i ≤ j.
     """
     results = {measure.name: PairValues() for measure in measures}
@@ -198,12 +198,20 @@ def by_pair(
             except UNDEFINED as error:
                 results[measure.name].undefined[i, j] = str(error)
 
+    one_by_one = _on_gpu(statistic) or len(pairs) == 1
     # Closed at once, also after an interrupt: a traceback that is kept would keep torch on one thread.
-    alone = len(pairs) == 1
-    with closing((done for done in map(of_pair, pairs)) if alone else side_by_side(of_pair, pairs)) as in_turn:
+    with closing((done for done in map(of_pair, pairs)) if one_by_one else side_by_side(of_pair, pairs)) as in_turn:
         for _ in track(in_turn, ", ".join(results), len(pairs), "pairs of sites"):
             pass
     return results
+
+
+def _on_gpu(statistic: Collected | PairViews) -> bool:
+    if isinstance(statistic, Sample):
+        return statistic.xs[0].is_cuda
+    if isinstance(statistic, SplitMoments):
+        statistic = statistic.total
+    return isinstance(statistic, Moments) and statistic.cross.is_cuda
 
 
 def _of_all_pairs(measure: Measure, sample: Sample, a: Sequence[int], b: Sequence[int]) -> Tensor | None:

@@ -270,9 +270,6 @@ def memo(instance: object, key: object, make: Callable[[], T]) -> T:
 
 
 # Factorisations of dense matrices: by NumPy on a CPU without gradients, on one core if small
-#
-# Singular values of a matrix on a GPU are found on the CPU, where a core takes less time in float64 than the GPU, and
-# several matrices take several cores.
 
 SMALL = 1024  # columns up to which more cores are not faster
 
@@ -289,15 +286,13 @@ def eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 def singular_values(matrix: Tensor) -> Tensor:
     """Singular values, descending."""
-    by_numpy = partial(np.linalg.svd, compute_uv=False)
-    return _factorise(near_cores(matrix), by_numpy, torch.linalg.svdvals).to(matrix.device)
+    return _factorise(matrix, partial(np.linalg.svd, compute_uv=False), torch.linalg.svdvals)
 
 
 def singular(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """U (p, k), σ (k,) descending and Vᵀ (k, q) with k = min(p, q)."""
     by_numpy, by_torch = (partial(svd, full_matrices=False) for svd in (np.linalg.svd, torch.linalg.svd))
-    u, sizes, v = (factor.to(matrix.device) for factor in _factorise(near_cores(matrix), by_numpy, by_torch))
-    return u, sizes, v
+    return _factorise(matrix, by_numpy, by_torch)
 
 
 def orthonormal(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -318,11 +313,6 @@ def orthonormal_square(columns: Tensor) -> Tensor:
 def cholesky(matrix: Tensor) -> Tensor:
     """The Cholesky factor L of a positive definite matrix L Lᵀ; differentiable."""
     return _factorise(matrix, np.linalg.cholesky, torch.linalg.cholesky)
-
-
-def near_cores(matrix: Tensor) -> Tensor:
-    """The matrix on the CPU, unless it needs a gradient or operations are counted."""
-    return matrix if matrix.requires_grad or _BY_TORCH.get() else matrix.cpu()
 
 
 def _factorise(matrix: Tensor, by_numpy: Callable[..., Any], by_torch: Callable[..., Any]) -> Any:

@@ -12,7 +12,6 @@ from .products import (
     eigen,
     eigenvalues,
     for_numpy,
-    near_cores,
     once,
     orthonormal,
     self_product,
@@ -187,13 +186,12 @@ def nuclear_norm(matrix: Tensor, most: Tensor | float | None = None, enough: flo
     `most` bounds the sum. Well below it a relative error of `enough` is allowed, and close to it such an error of the
     difference: eigenvalues that are good enough take a third of the time.
     """
-    device, matrix = matrix.device, near_cores(matrix)
     if most is not None and _worth_squaring(matrix, enough):
         norm, error = _from_eigenvalues(matrix)
         scale = norm if bool(norm < CLOSE * most) else most - norm
         if bool(error < enough * scale):
-            return norm.to(device)
-    return singular_values(matrix).sum(-1).to(device)
+            return norm
+    return singular_values(matrix).sum(-1)
 
 
 def _worth_squaring(matrix: Tensor, enough: float) -> bool:

@@ -98,6 +98,7 @@ class Entries:
         aa, bb, _, ad, _ = of_input
         # Two inputs of zeros are as alike as can be; the root of each factor, since a product of squares may overflow.
         norms = aa.sqrt() * bb.sqrt()
+        # Rounding alone takes a cosine out of −1 to 1.
         cosine = torch.where(norms > 0, (aa - ad) / norms, torch.where(aa == bb, 1.0, 0.0)).clamp(-1, 1)
         least = cosine.min() if len(a) else aa.new_ones(())
         aa, bb, dd, ad, d = aa.new_zeros(5, GROUPS).index_add_(1, _groups(start, len(a), aa.device), of_input)
