@@ -198,12 +198,20 @@ def side_by_side(function: Callable[[S], T], items: Iterable[S]) -> Generator[T,
     if workers == 1:
         yield from map(function, items)
         return
+    if torch.cuda.is_initialized():
+        _load_for_gpus()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="sosie")
     try:
         with torch_on_one_core(), one_thread:
             yield from pool.map(_in_worker(function), items)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+@cache
+def _load_for_gpus() -> None:
+    """torch loads its linear algebra for GPUs at the first call, which must not come from two threads at once."""
+    torch.linalg.cholesky(torch.ones(1, 1, device="cuda"))
 
 
 def _in_worker(function: Callable[[S], T]) -> Callable[[S], T]:
