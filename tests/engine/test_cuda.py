@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forked import python
 from nets import cnn, inputs, mlp
 from torch import Tensor, nn
 
@@ -228,3 +229,14 @@ def test_a_fingerprint_waits_for_the_device_only_in_the_end(monkeypatch: pytest.
         fingerprint(model, probe, kinds="cka")
     finally:
         torch.cuda.set_sync_debug_mode(before)
+
+
+def test_threads_that_ask_for_the_first_factorisation_of_a_process_get_it() -> None:
+    script = (
+        "import sosie, torch; torch.set_num_threads(8);"
+        "x, y = ({str(k): torch.randn(64, 32, device='cuda') for k in range(8)} for _ in range(2));"
+        "found = sosie.compare(x, y, measures=['procrustes_angle', 'mean_cca'], exact=True);"
+        "assert found.matrix('procrustes_angle').shape == (8, 8)"
+    )
+    done = python("-c", script)
+    assert done.returncode == 0, done.stderr

@@ -146,10 +146,10 @@ def test_a_step_can_be_recorded_and_replayed() -> None:
         x, y = (part.cuda() for part in images())
         augment = Augment(pad=1)
         recipe = Recipe(1, rate=0.1, optimiser="sgd", clip=1.0, augment=augment)
-        stepper = recipe.make_optimiser(trainable(model), fused=True, capturable=True)
+        optimiser = recipe.make_optimiser(trainable(model), fused=True, capturable=True)
         masks = MovingMasks(model, every=0)
         index, draws = torch.arange(20, device="cuda"), augment.draws(20, 0, 0, "cuda")
-        with Training(model.train(), augment.padded(x), y, recipe, stepper=stepper, masks=masks) as training:
+        with Training(model.train(), augment.padded(x), y, recipe, optimiser=optimiser, masks=masks) as training:
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -158,7 +158,7 @@ def test_a_step_can_be_recorded_and_replayed() -> None:
             torch.cuda.current_stream().wait_stream(side)
             if recorded:
                 graph = torch.cuda.CUDAGraph()
-                stepper.zero_grad()
+                optimiser.zero_grad()
                 with torch.cuda.graph(graph):
                     training.step(index, draws)
                 for _ in range(4):
