@@ -320,13 +320,14 @@ class _Holdings:
             for parameter in vars(module).get("_parameters", {}).values():
                 if parameter is not None and not parameter.requires_grad and parameter.nbytes <= _SMALL:
                     self._keep(parameter)
-        # Numbers as bytes: the small tensors of one device are copied and compared at once.
+        # Numbers as bytes: the small tensors of one device and type are copied and compared at once.
         groups: dict[Any, list[Tensor]] = {}
         left = _COPIED
         for tensor in sorted(self._tensors, key=lambda tensor: tensor.nbytes):
             left -= tensor.nbytes
             if left >= 0:
-                groups.setdefault(tensor.device if tensor.nbytes <= _SMALL else id(tensor), []).append(tensor)
+                group = (tensor.device, tensor.dtype) if tensor.nbytes <= _SMALL else id(tensor)
+                groups.setdefault(group, []).append(tensor)
         self._copies = [
             (group, [tensor.shape for tensor in group], _bytes_of(group).clone()) for group in groups.values()
         ]
@@ -412,11 +413,12 @@ def _set(tensor: Tensor, numbers: Tensor) -> None:
 
 
 def _bytes_of(tensors: list[Tensor]) -> Tensor:
-    """Return the bytes of all tensors in one row."""
-    flat = (tensor.detach().resolve_conj().resolve_neg().reshape(-1) for tensor in tensors)
-    dense = (row if row.stride(0) == 1 else row.clone(memory_format=torch.contiguous_format) for row in flat)
-    rows = [row.view(torch.uint8) for row in dense]
-    return rows[0] if len(rows) == 1 else torch.cat(rows)
+    """Return the bytes of all tensors, which have one type, in one row."""
+    with torch.no_grad():
+        rows = [tensor.reshape(-1) for tensor in tensors]
+        row = (rows[0] if len(rows) == 1 else torch.cat(rows)).resolve_conj().resolve_neg().detach()
+    # A single number may have any stride.
+    return (row if row.stride(0) == 1 else row.clone(memory_format=torch.contiguous_format)).view(torch.uint8)
 
 
 def _is_plain(tensor: Tensor) -> bool:

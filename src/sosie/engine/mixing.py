@@ -5,9 +5,12 @@ They may depend on the rest of its batch, on the batches before, or on random nu
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -86,7 +89,8 @@ class MixingTest:
         few, usual = self._before
         twice = join([few, few])
         with kept_random_state(), kept_attributes(model):
-            changed = differ(model, usual, read(Chunk(twice, 0, count_inputs(twice))), (1, 1))
+            found = read(Chunk(twice, 0, count_inputs(twice)))
+        changed = differ(model, usual, found, (1, 1))
         if not changed:
             return None
         return f"the activations of {name} depend on the batch size, from {changed[0]!r} on, and so does every value"
@@ -98,11 +102,11 @@ class MixingTest:
         (few, usual), self._before = self._before, None
         try:
             with kept_random_state(), kept_attributes(model):
-                changed = differ(model, usual, read(Chunk(few, 0, count_inputs(few))))
+                found = read(Chunk(few, 0, count_inputs(few)))
         except Exception as error:
             self.note = f"{name} keeps state from one batch to the next: after the last, the first fails ({error})"
             return self.note
-        if changed:
+        if changed := differ(model, usual, found):
             self.note = (
                 f"{name} keeps state from one batch to the next, which shows first at {changed[0]!r}: its activations "
                 "for an input, and so every value, depend on the loader's batches and their order"
@@ -196,6 +200,7 @@ def of_input(rows: Tensor, at: int, counts: Tensor | None = None) -> Tensor:
     return by_input(rows[start : start + int(counts[at])], counts[at : at + 1])
 
 
+@np.errstate(all="ignore")
 def differ(model: nn.Module, first: Numbers, second: Numbers, at: tuple[int, int] | None = None) -> list[str]:
     """The sites where an input, which is number `at` in either run, differs by more than rounding; None: any input."""
     sites = []
@@ -205,12 +210,16 @@ def differ(model: nn.Module, first: Numbers, second: Numbers, at: tuple[int, int
         of_difference, of_size = _rounding(dtypes, first[site])
         for i, j in [(k, k) for k in range(len(a))] if at is None else [at]:
             tested, neighbour = a[i], a[i + 1 if i + 1 < len(a) else i - 1]
-            difference = (tested[:numbers] - b[j, :numbers]).norm()
-            allowed = max(of_difference * (tested - neighbour).norm(), of_size * tested.norm())
-            if difference > allowed or (allowed.isfinite() and not difference.isfinite()):  # 0 / 0, say
+            difference = _norm(tested[:numbers] - b[j, :numbers])
+            allowed = max(of_difference * _norm(tested - neighbour), of_size * _norm(tested))
+            if difference > allowed or (math.isfinite(allowed) and not math.isfinite(difference)):  # 0 / 0, say
                 sites.append(site)
                 break
     return sites
+
+
+def _norm(numbers: np.ndarray) -> float:
+    return math.sqrt(numbers @ numbers)
 
 
 def _rounding(of_model: set[torch.dtype], numbers: Tensor) -> tuple[float, float]:
@@ -222,9 +231,9 @@ def _rounding(of_model: set[torch.dtype], numbers: Tensor) -> tuple[float, float
     return of_difference, max((OF_SIZE.get((device, dtype), COARSE_SIZE) for dtype in dtypes), default=COARSE_SIZE)
 
 
-def _on_cpu(run: Numbers) -> list[Tensor]:
+def _on_cpu(run: Numbers) -> list[np.ndarray]:
     """The numbers of all sites, brought over in one copy, for which a GPU is waited for once."""
     device = next(iter(run.values())).device
-    flat = torch.cat([numbers.to(device).flatten() for numbers in run.values()]).to("cpu", torch.float64)
-    shapes = [numbers.shape for numbers in run.values()]
-    return [part.view(shape) for part, shape in zip(flat.split([s.numel() for s in shapes]), shapes, strict=True)]
+    flat = torch.cat([numbers.to(device).flatten() for numbers in run.values()]).to("cpu", torch.float64).numpy()
+    ends = itertools.accumulate(numbers.numel() for numbers in run.values())
+    return [flat[end - n.numel() : end].reshape(n.shape) for end, n in zip(ends, run.values(), strict=True)]

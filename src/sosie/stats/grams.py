@@ -6,6 +6,7 @@ covers all pairs of sites. Sums are kept for a few groups of blocks, which give 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -43,8 +44,9 @@ class GramPart:
     few: Tensor  # (n, C): a few columns of the rows, to see whether rows come in an order
 
     def is_finite(self) -> bool:
-        """Return whether all squares are finite; called on a CPU only, where nothing waits for it."""
-        return all(bool(gram.diagonal(dim1=-2, dim2=-1).isfinite().all()) for gram in (*self.grams, *self.raw))
+        """Return whether the sum of squares is finite; called on a CPU only, where nothing waits for it."""
+        traces = (gram.diagonal(dim1=-2, dim2=-1).sum() for gram in (*self.grams, *self.raw))
+        return all(math.isfinite(trace) for trace in traces)
 
 
 class GramMaker:
@@ -74,8 +76,7 @@ class GramMaker:
         raw = [gram_stack(stack) for stack in stacks] if self.uncentred or not known else []
         # This waits for the device, so a GPU does it for the first chunk only; `notice` handles later ones.
         if known is None or not (known or rows.is_cuda):
-            worst = max(float(offsets(gram.double()).max()) for gram in raw)
-            known = self.learnt[site] = worst > OFFSET_LIMIT
+            known = self.learnt[site] = max(map(_largest_offset, raw)) > OFFSET_LIMIT
         if not known:
             return GramPart(raw, [], raw if self.uncentred else [], few)
         means = [stack.mean(1, keepdim=True) for stack in stacks]
@@ -129,6 +130,18 @@ def offsets(gram: Tensor) -> Tensor:
     spread = gram.diagonal(dim1=-2, dim2=-1).sum(-1) - from_mean
     lost = torch.where(from_mean > 0, torch.inf, 0.0).to(spread)
     return torch.where(spread > 0, from_mean / spread, lost)
+
+
+def _largest_offset(grams: Tensor) -> float:
+    """The largest of `offsets`, by plain numbers: for one site and chunk, tensors of so few numbers cost more."""
+    totals = grams.sum((1, 2), dtype=torch.float64).tolist()
+    traces = grams.diagonal(dim1=1, dim2=2).sum(1, dtype=torch.float64).tolist()
+    largest = 0.0
+    for total, trace in zip(totals, traces, strict=True):
+        from_mean = total / grams.shape[-1]
+        spread = trace - from_mean
+        largest = max(largest, from_mean / spread if spread > 0 else math.inf if from_mean > 0 else 0.0)
+    return largest
 
 
 @dataclass(frozen=True)
