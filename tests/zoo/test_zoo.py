@@ -275,7 +275,7 @@ def test_several_at_once_and_what_became_of_each(tmp_path: Path) -> None:
 def test_a_zoo_of_texts_needs_rows_that_padding_allows(tmp_path: Path) -> None:
     masked = {"input_ids": torch.ones(8, 3, dtype=torch.long), "attention_mask": torch.tensor([[1, 1, 0]] * 8)}
     for data in (["a", "b b", "c"] * 4, masked):
-        with pytest.raises(ValueError, match=r"cannot be flattened: make the zoo with rows='mean', 'cls' or 'last'"):
+        with pytest.raises(ValueError, match=r"cannot be flattened: make the zoo with rows='mean', for tokens"):
             Zoo(tmp_path / "texts", data=data)
     assert not (tmp_path / "texts").exists()
     Zoo(tmp_path / "flat", data={**masked, "attention_mask": torch.ones(8, 3)})

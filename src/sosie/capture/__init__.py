@@ -20,6 +20,17 @@ from .batches import (
 )
 from .linear import NotLinear, check_linear, linearised, weighted_layers
 from .restore import as_found, borrowed, kept_attributes, restored_after_errors
-from .rows import RULES, Rule, TokenMasks, check_rule, gives_several_rows, mask_of, rows_per_input, rule_name, to_rows
+from .rows import (
+    ONE_ROW,
+    RULES,
+    Rule,
+    TokenMasks,
+    check_rule,
+    gives_several_rows,
+    mask_of,
+    rows_per_input,
+    rule_name,
+    to_rows,
+)
 from .saved import ACTIVATIONS, ACTIVATIONS_VERSION, ActivationFile, open_activations
 from .sites import NoRows, SilentSite, Site, SiteError, Watch, answer_in, select, unwrap, watch

@@ -16,6 +16,7 @@ from .sites import NoRows, Site
 
 Rule = str | Callable[[Tensor], Tensor]
 RULES = ("flatten", "mean", "positions", "cls", "last")  # and "grid(4)"
+ONE_ROW = "rows='mean', for tokens also 'cls' or 'last'"  # in errors: rules with one row per input, whatever its size
 
 
 def to_rows(activation: Tensor, rule: Rule, *, site: Site, inputs: int, mask: Tensor | None = None) -> Tensor:

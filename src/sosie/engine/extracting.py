@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..capture import ACTIVATIONS, ACTIVATIONS_VERSION, Rule, check_rule, gives_several_rows
+from ..capture import ACTIVATIONS, ACTIVATIONS_VERSION, ONE_ROW, Rule, check_rule, gives_several_rows
 from ..checks import one_of
 from ..files import CODES, PIECE, Part, assemble, check_writable, write_atomically
 from ..progress import Progress
@@ -84,8 +84,7 @@ class _Spool:
         if tuple(rows.shape[1:]) != self.shape:
             raise ValueError(
                 f"site {self.site!r} gave {self.shape[0]} positions per input at first and {rows.shape[1]} now: rows "
-                "of inputs that differ in length or size have no common array. Use rows='mean', or for tokens 'cls' "
-                "or 'last'"
+                f"of inputs that differ in length or size have no common array. Use {ONE_ROW}"
             )
         self.inputs += len(rows)
         with self.path.open("ab") as file:
@@ -159,6 +158,6 @@ def _by_input(rows: Tensor, inputs: int, counts: Tensor | None, site: str) -> Te
     if counts is not None and len(lengths := counts.unique()) > 1:
         raise ValueError(
             f"site {site!r} gives {int(lengths.min())} to {int(lengths.max())} positions per input, without padding: "
-            "they have no common array. Use rows='mean', 'cls' or 'last'"
+            f"they have no common array. Use {ONE_ROW}"
         )
     return rows.reshape(inputs, len(rows) // inputs, -1)

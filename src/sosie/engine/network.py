@@ -32,7 +32,7 @@ from ..capture.batches import (
     without_labels,
 )
 from ..capture.restore import as_found, kept_attributes, restored_after_errors
-from ..capture.rows import Rule, TokenMasks, gives_several_rows, needs_axes, rows_per_input, rule_name, to_rows
+from ..capture.rows import ONE_ROW, Rule, TokenMasks, gives_several_rows, needs_axes, rows_per_input, rule_name, to_rows
 from ..capture.saved import ActivationFile, open_activations
 from ..capture.sites import NoRows, SilentSite, Site, SiteError, Watch, answer_in, select, tensors_in, unwrap, watch
 from ..checks import listed
@@ -300,8 +300,7 @@ class Network:
         if self._widths.setdefault(label, width) != width:
             raise ValueError(
                 f"site {label!r} gave rows of {self._widths[label]} features at first and of {width} now: inputs that "
-                "differ in length or size have no common features flattened. Use rows='mean', or for tokens 'cls' or "
-                "'last'"
+                f"differ in length or size have no common features flattened. Use {ONE_ROW}"
             )
         if gives_several_rows(self.rows):
             whole = torch.full((chunk.count,), len(rows) // chunk.count)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..capture import ALL, Batches, Chunk, Rule, Share, count_inputs, cut, recut, unwrap
+from ..capture import ALL, ONE_ROW, Batches, Chunk, Rule, Share, count_inputs, cut, recut, unwrap
 from ..checks import listed, whole_number
 from ..data import DataPart, open_data
 from ..models import NamedModel
@@ -22,9 +22,7 @@ from .plan import size_text
 SAVED_CHUNK = 1024  # rows of saved activations that are read at a time
 SAVED_BYTES = 2**28  # bytes of them at one site that may be read at a time even with a smaller memory budget
 CACHE = 8 * 2**20  # bytes of one activation that a CPU computes at a time
-_INSTEAD = (
-    "Choose sites of one resolution, or a rule with one row per input: rows='mean', for tokens also 'cls' or 'last'"
-)
+_INSTEAD = f"Choose sites of one resolution, or a rule with one row per input: {ONE_ROW}"
 
 
 @dataclass

@@ -22,6 +22,7 @@ from torch.nn.functional import pad
 
 from .. import __version__
 from ..capture import (
+    ONE_ROW,
     RULES,
     Batches,
     Chunk,
@@ -402,7 +403,7 @@ def cka_vectors(
         if len(rows) != probe.n:
             raise ValueError(
                 f"{site}: {len(rows)} rows for {probe.n} probes, but a fingerprint needs one row per input: "
-                "rows='flatten', 'mean', 'cls' or 'last'"
+                f"rows='flatten', or {ONE_ROW}"
             )
         return *_gram(rows), torch.finfo(rows.dtype).eps
 

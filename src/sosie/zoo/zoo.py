@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from ..capture import ONE_ROW
 from ..checks import check_options, renamed, whole_number
 from ..models import NamedModel
 from ..progress import Progress
@@ -115,7 +116,7 @@ class Zoo:
             if rows is None and self._data.is_padded:
                 raise ValueError(
                     "the inputs are texts of different lengths, whose rows cannot be flattened: make the zoo with "
-                    "rows='mean', 'cls' or 'last' (--rows mean)"
+                    f"{ONE_ROW} (--rows mean)"
                 )
             settings = Settings(self._data.digest, self._data.n, **options)
             with new_folder(self.folder) as temporary:
