@@ -100,6 +100,19 @@ def test_compare_and_report(tmp_path: Path) -> None:
     assert (tmp_path / "again.html").read_bytes() == (tmp_path / "c.html").read_bytes()
 
 
+def test_groups_of_inputs(tmp_path: Path) -> None:
+    clips = [f"clip {k * k % 23}" for k in range(64)]
+    (tmp_path / "clips.txt").write_text("\n".join(clips) + "\n", "utf-8")
+    found = run_here(
+        "compare", *MODELS, "--data", "demo", "--measures", "predictivity(folds=4)", "--sites", "fc",
+        "--max-rows", "64", "--groups", "clips.txt", "--out", "c.json", cwd=tmp_path,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert "inputs come in groups" in found.stdout
+    direct = sosie.compare(*MODELS, "demo", measures="predictivity(folds=4)", sites="fc", max_rows=64, groups=clips)
+    np.testing.assert_array_equal(sosie.load(tmp_path / "c.json").matrix(), direct.matrix())
+
+
 def test_a_users_own_file(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import torch\n"

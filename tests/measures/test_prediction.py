@@ -14,7 +14,7 @@ from scipy.stats import pearsonr
 from sklearn.cross_decomposition import PLSRegression
 from sklearn.linear_model import LinearRegression, Ridge, RidgeCV
 from sklearn.metrics import explained_variance_score, r2_score
-from sklearn.model_selection import PredefinedSplit
+from sklearn.model_selection import GroupKFold, PredefinedSplit
 from torch import nn
 
 import sosie
@@ -204,6 +204,64 @@ def test_chance_and_interval() -> None:
     assert row["p"] == pytest.approx(1 / 41)
 
 
+def in_clips(sizes: int) -> tuple[np.ndarray, np.ndarray]:
+    """A clip of each size up to this, in mixed order, and the folds that scikit-learn deals them to."""
+    clips = np.random.default_rng(0).permutation(np.repeat(np.arange(sizes), np.arange(1, sizes + 1)))
+    fold = np.empty(len(clips), dtype=int)
+    for number, (_, test) in enumerate(GroupKFold(5).split(clips, groups=clips)):
+        fold[test] = number
+    return clips, fold
+
+
+@pytest.mark.parametrize(("sizes", "p"), [(30, 6), (14, 120)])
+def test_groups_of_inputs_are_held_out_together_in_a_comparison(sizes: int, p: int, tmp_path: Path) -> None:
+    clips, fold = in_clips(sizes)
+    x, y = rows(len(clips), p, 5)
+    expected = by_scikit_learn(x, y, fold)
+    names = [f"clip {clip:02}" for clip in clips]
+    for options in ({}, {"memory": "500kB"}, {"max_rows": len(clips)}, {"resume": tmp_path / "sums.safetensors"}):
+        c = sosie.compare({"a": x}, {"b": y}, measures="predictivity", groups=names, **options)
+        assert c.matrix()[0, 0] == pytest.approx(expected, abs=1e-9), options
+        assert c.provenance["settings"]["groups"] == f"{sizes} of {len(clips)} inputs"
+    assert sosie.compare(tmp_path / "sums.safetensors").matrix()[0, 0] == pytest.approx(expected, abs=1e-9)
+    assert abs(sosie.compare({"a": x}, {"b": y}, measures="predictivity").matrix()[0, 0] - expected) > 1e-3
+    some = sosie.compare({"a": x}, {"b": y}, measures="predictivity", groups=clips, max_rows=80)
+    assert some.matrix()[0, 0] == pytest.approx(
+        sosie.measure("predictivity", x[:80], y[:80], groups=clips[:80]), abs=1e-9
+    )
+
+
+def test_rows_of_groups_have_no_interval_and_no_chance() -> None:
+    clips, _ = in_clips(20)
+    x, y = rows(len(clips))
+    for names in ("predictivity", "linear_cka"):
+        options = {"measures": ["predictivity", names][: 2 - (names == "predictivity")], "interval": True}
+        found = sosie.compare({"a": x}, {"b": y}, groups=clips, null="permutation", draws=20, **options)
+        for row in found.rows():
+            assert (row["low"], row["null"], row["p"]) == (None, None, None)
+            assert any("inputs come in groups" in caveat for caveat in row["caveats"])
+
+
+def test_groups_of_inputs_with_several_rows_and_in_parts(tmp_path: Path) -> None:
+    clips, fold = in_clips(12)
+    torch.manual_seed(0)
+    images = torch.randn(len(clips), 3, 4, 4)
+    a, b = (nn.Conv2d(3, 5, 3, padding=1) for _ in range(2))
+    with torch.no_grad():
+        x, y = (net(images).movedim(1, -1).reshape(-1, 5).double() for net in (a, b))
+    expected = pytest.approx(sosie.measure("predictivity", x, y, split=np.repeat(fold, 16)), abs=1e-6)
+    options: dict[str, Any] = {"rows": "positions", "measures": "predictivity", "groups": torch.from_numpy(clips)}
+    assert sosie.compare(a, b, images.split(9), **options).matrix()[0, 0] == expected
+    paths = [tmp_path / f"{part}.safetensors" for part in (1, 2)]
+    for path, start, stop in zip(paths, (0, 30), (30, None), strict=True):
+        sosie.compare(a, b, DataPart([images[start:stop]], start), resume=path, **options)
+    assert sosie.compare(*paths).matrix()[0, 0] == expected
+    paths[1].unlink()
+    sosie.compare(a, b, DataPart([images[30:]], 30), resume=paths[1], **options | {"groups": clips[::-1].copy()})
+    with pytest.raises(ValueError, match="not of the same comparison: the settings are not the same"):
+        sosie.compare(*paths)
+
+
 # Bad input
 
 
@@ -264,6 +322,20 @@ def test_bad_input_to_a_comparison() -> None:
     x, y = rows(20)
     with pytest.raises(ValueError, match="the same folds in one comparison, got folds=4, seed=0 and folds=5, seed=0"):
         sosie.compare({"a": x}, {"b": y}, measures=["predictivity", "predictivity(folds=4)"])
+    for groups, message in (
+        ([1] * 19, r"one label for each input, got 19 for 20"),
+        (range(21), "one label for each input, got 21 for 20"),
+        ([[1, 2]] * 20, r"one label for each input, got shape \(20, 2\)"),
+        ([1, 2] * 10, "2 groups cannot be in 5 folds"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sosie.compare({"a": x}, {"b": y}, measures="predictivity", groups=groups)
+    data = torch.from_numpy(x).split(5)
+    for labels, message in ((19, "got 19 for 20 or more"), (21, "got 21 for 20")):
+        with pytest.raises(ValueError, match=message):  # of data of unknown length
+            sosie.compare(*[nn.Linear(7, 3).double()] * 2, iter(data), measures="predictivity", groups=range(labels))
+    with pytest.raises(TypeError, match="linear_cka hold no rows out: leave groups out"):
+        sosie.compare({"a": x}, {"b": y}, measures="linear_cka", groups=range(20))
     c = sosie.compare({"a": x}, {"b": y}, measures="predictivity(folds=15)")
     assert any("of 15 has 1 of 20 rows" in caveat for caveat in c.rows()[0]["caveats"])
 

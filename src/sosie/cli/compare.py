@@ -43,6 +43,10 @@ def compare(
     null: Annotated[str | None, opt.option(opt.SURE, "KIND", "permutation: also report chance and p-values.")] = None,
     draws: Annotated[int, opt.option(opt.SURE, "N", "Number of shuffles for p-values.", min=1)] = 200,
     interval: Annotated[bool, opt.flag(opt.SURE, "--interval", "A 95 % interval for every measure.")] = False,
+    groups: Annotated[
+        Path | None,
+        opt.option(opt.INPUTS, "FILE", "A label per line and input: predictivity holds a group out together."),
+    ] = None,
     kernel: Annotated[
         str | None,
         opt.option(opt.COMPARED, "NAME", "For sketches: hadamard, features, gradients, sum, maps, midpoint."),
@@ -75,7 +79,7 @@ def compare(
         fixed: dict[str, Any] = {"--data": data, "--sites": sites, "--sites-a": sites_a, "--sites-b": sites_b}
         fixed |= {"--rows-a": rows_a, "--rows-b": rows_b}
         fixed |= {"--max-rows": max_rows, "--device": device, "--precision": precision, "--memory": memory}
-        fixed |= {"--resume": resume, "--exact": exact or None, "--interval": interval or None}
+        fixed |= {"--groups": groups, "--resume": resume, "--exact": exact or None, "--interval": interval or None}
         if wrong := opt.given(**fixed):
             raise ValueError(f"{', '.join(wrong)}: not for sketches, whose settings are fixed")
         loaded = [sketching.Sketch.load(path) for path in models]
@@ -99,7 +103,7 @@ def compare(
             sites_b=opt.split(sites_b), rows=rows, rows_a=rows_a, rows_b=rows_b, names=names, max_rows=max_rows,
             exact=exact, block=block,
             device=opt.own_device(device), precision=precision, memory=memory, seed=seed, null=null, draws=draws,
-            interval=interval, resume=resume,
+            interval=interval, groups=None if groups is None else groups.read_text("utf-8").splitlines(), resume=resume,
         )  # fmt: skip
     if speaks:
         opt.tell(comparison, out, html, full=full)

@@ -20,6 +20,7 @@ DRIFT = 0.05  # share of the variance between blocks above which there is a cave
 OF_POSITIONS = Caveat(
     "rows are positions of the same inputs and so are correlated: no interval and no chance level; rows='mean' has both"
 )
+OF_GROUPS = Caveat("inputs come in groups, whose rows may be correlated: no interval and no chance level")
 NEAR_CHANCE = 3.0  # spreads of shuffled values within which an interval is unreliable
 BIASED = 0.1  # nats of bias in information from which there is a caveat
 WIDE_CHANCE = 0.1  # spread of shuffled values above which hardly any value is distinguishable from chance

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..capture import Chunk, Rule, borrowed, check_rule, count_inputs, cut, input_rows
+from ..capture import ONE_ROW, Chunk, Rule, borrowed, check_rule, count_inputs, cut, input_rows
 from ..checks import listed
 from ..linalg import gram_cuda, lacks_room, largest_number
 from ..measures import Measure
@@ -28,7 +29,9 @@ from ..stats import (
     RowSampler,
     Sample,
     SplitMoments,
+    grouped_folds,
     on_device,
+    read_labels,
 )
 from .distributed import SingleProcess, together
 from .mixing import TRIED
@@ -87,6 +90,7 @@ def compare(
     null: str | None = None,
     draws: int = 200,
     interval: bool = False,
+    groups: Any = None,
     resume: str | os.PathLike[str] | None = None,
 ) -> Comparison | Comparisons:
     """Compare every site of one model with every site of another, on the same inputs, in one pass.
@@ -111,6 +115,9 @@ def compare(
     and spread of chance need no draws where there is a formula. `interval=True` adds a 95 % interval to every measure,
     even if the measure has to be computed on a hundred parts of the rows.
 
+    `groups` has a label for each input, in the order of the data: predictivity holds the inputs of a group (a clip, a
+    subject) out together. Their rows are correlated, so there are no intervals and no chance then.
+
     With torch.distributed initialised, every process must make the same call; each reads its share of the data, and
     all return the result. `with sosie.engine.single_process():` compares in one process alone.
     """
@@ -119,13 +126,15 @@ def compare(
         if all(map(is_statistics, things)):
             if any(all_names):
                 raise ValueError("files of statistics name their models already: leave the names out")
-            return finish_files(things, provenance(), measures=measures, null=null, interval=interval)
+            set_already = {"measures": measures, "null": null, "interval": interval, "groups": groups is not None}
+            return finish_files(things, provenance(), **set_already)
         if sketching := next(filter(None, map(package_of, things)), None):
             decided = {  # when the sketches were made, so not now; None: not set
                 "data": data, "sites": sites, "sites_a": sites_a, "sites_b": sites_b, "rows_a": rows_a,
                 "rows_b": rows_b, "rows": None if rows == "flatten" else rows, "prepare_a": prepare_a,
                 "prepare_b": prepare_b, "inputs": inputs, "precision": precision, "memory": memory,
                 "max_rows": max_rows, "exact": exact or None, "interval": interval or None, "resume": resume,
+                "groups": groups,
             }  # fmt: skip
             return sketching.compare_sketches(
                 things, measures, names=all_names, draws=draws_of(null, draws), seed=seed, decided=decided
@@ -141,6 +150,7 @@ def compare(
             seed=seed,
             draws=draws_of(null, draws),
             interval=interval,
+            groups=None if groups is None else read_labels(groups, "groups"),
         )
         all_sites = for_each("sites", len(things), sites_a, sites_b, sites)
         rules = for_each("rows", len(things), rows_a, rows_b, rows)
@@ -219,6 +229,7 @@ def _compare(
         ranks.collect(checkpoint.digests, lambda digests: add_digests(checkpoint.digests, digests.items()))
 
     def result() -> Comparison | Comparisons:
+        run.check_groups(pair.inputs)
         checkpoint.save()
         models = [source.describe() for source in sources]
         about = provenance(settings=request.as_text(), models=models, data=data, processes=ranks.several)
@@ -233,7 +244,8 @@ def _made_with(sources: Sequence[Source], stream: Stream, request: Request) -> d
     return {
         "models": " ".join(source.digest() for source in sources),
         "data": "" if stream.first is None else digest_of(cut(stream.first, 0, 1)),
-        "settings": f"block {request.block}, seed {request.seed}, precision {request.precision or 'default'}",
+        "settings": f"block {request.block}, seed {request.seed}, precision {request.precision or 'default'}"
+        + ("" if request.groups is None else f", groups {digest_of(request.groups.tolist())}"),
     }
 
 
@@ -382,6 +394,9 @@ class Pass:
         for source in self.unique.values():
             if isinstance(source, Network):
                 source.mixing(stream.first)
+        self._fold_of_row: Tensor | None = None  # by its group
+        self._first_input, self._in_parts = stream.first_row, in_parts
+        self._most_inputs = sys.maxsize if request.max_rows is None else stream.first_row + request.max_rows
         self.per_input = rows_per_input(list(self.unique.values()))
         self._reads_inputs = any("inputs" in measure.needs for measure in request.measures)
         if self.per_input != 1 and self._reads_inputs:
@@ -394,6 +409,14 @@ class Pass:
         self.plan = make_plan(
             request, (second, widest), rows, budget=request.memory // len(pairs), blocks=self.per_input == 1
         )
+        if request.groups is not None:
+            if stream.expected is not None:
+                self.check_groups(stream.expected)
+            # Parts of the data take all labels, so that a group is in the same fold in every part.
+            labels = request.groups if in_parts else request.groups[: self._most_inputs]
+            fold_of = torch.from_numpy(grouped_folds(labels, *request.folds))
+            self.plan = replace(self.plan, fold_of=fold_of)
+            self._fold_of_row = fold_of.repeat_interleave(self.per_input)
         self.first_row = stream.first_row * self.per_input
         self.partials = {
             (i, j): Partial(
@@ -407,6 +430,7 @@ class Pass:
                 draws=request.draws,
                 seed=request.seed,
                 interval=request.interval,
+                grouped=request.groups is not None,
                 max_rows=request.max_rows,
             )
             for i, j in pairs
@@ -476,6 +500,7 @@ class Pass:
         """Let every source read a chunk, and add its statistics; other processes may have read the chunks before it."""
         first = self.partials[0, 1]
         self._start = first.rows + (chunk.start - first.inputs) * self.per_input
+        self.check_groups(chunk.start + chunk.count, all_read=False)
         inputs = self._input_rows(chunk)
         read = {k: self._read(k, chunk) for k in self.unique}
         check_positions(list(self.unique.values()))
@@ -535,17 +560,27 @@ class Pass:
                     )
                 elif kind == "splits":
                     joined = SplitMoments.join(a, b)
-                    if joined.n != chunk.count * self.per_input:
-                        raise ValueError(
-                            f"{chunk.count} inputs gave {joined.n} rows instead of {self.per_input} each, so the rows "
-                            "of an input cannot be kept in one fold: take rows='mean', 'cls' or 'last'"
-                        )
                 else:
-                    joined = Moments.join(a, b) if kind == "moments" else Sample.join(a, b, inputs)
+                    joined = Moments.join(a, b) if kind == "moments" else Sample.join(a, b, inputs, self._fold_of_row)
                 partial.add(kind, joined)
                 rows = joined.seen if isinstance(joined, Sample) else joined.n
+            held_out = "splits" in self.plan.statistics or self.plan.fold_of is not None
+            if held_out and rows != chunk.count * self.per_input:
+                raise ValueError(
+                    f"{chunk.count} inputs gave {rows} rows instead of {self.per_input} each, so the rows of an input "
+                    f"cannot be kept in one fold: take {ONE_ROW}"
+                )
             partial.inputs += chunk.count
             partial.rows += rows
+
+    def check_groups(self, inputs: int, *, all_read: bool = True) -> None:
+        """Raise unless there are as many labels of groups as inputs; a part of the data may have those of all."""
+        if self.request.groups is not None:
+            labels, last = len(self.request.groups), self._first_input + inputs
+            fewer = all_read and not self._in_parts and last < min(labels, self._most_inputs)
+            if last > labels or fewer:
+                more = "" if all_read else " or more"
+                raise ValueError(f"groups must have one label for each input, got {labels} for {last}{more}")
 
     # Several processes
 
@@ -570,7 +605,7 @@ class Pass:
                 raise ValueError(
                     f"{partial.inputs} inputs gave {rows} rows instead of {self.per_input} each: rows='positions' of "
                     "texts of different lengths cannot be numbered by several processes. Compare in one (with "
-                    "sosie.engine.single_process()), or take rows='mean', 'cls' or 'last'"
+                    f"sosie.engine.single_process()), or take {ONE_ROW}"
                 )
 
         offsets = self._inspector.offsets

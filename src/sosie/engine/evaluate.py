@@ -15,7 +15,7 @@ from torch import Tensor
 from ..linalg import side_by_side
 from ..measures import Measure, as_array, snap_to_bounds
 from ..progress import Progress, track
-from ..results import Array, Chance, Estimate, Interval, Side
+from ..results import Array, Caveat, Chance, Estimate, Interval, Side
 from ..stats import Collected, Statistic
 from ..stats.grams import Grams
 from ..stats.moments import Moments
@@ -59,14 +59,14 @@ def evaluate(
     draws: int,
     seed: int,
     interval: bool,
-    independent: bool,
+    correlated: Caveat | None,
     order_samples: tuple[Sample | None, Sample | None],
 ) -> dict[str, Estimate]:
     """The estimates of measures that read one statistic, (sites of A, sites of B) each.
 
     `sample` holds rows for intervals and chance if the statistic has none. p-values come from `draws` shuffles;
-    `interval` computes intervals even where they take long. Rows that are not `independent`, the positions of one
-    input, have neither interval nor chance. `order_samples` tell whether the order of the rows matters to blocks.
+    `interval` computes intervals even where they take long. Rows that are `correlated`, such as the positions of
+    one input, have neither interval nor chance. `order_samples` tell whether the order of the rows matters to blocks.
     """
     if not measures:
         return {}
@@ -92,7 +92,7 @@ def evaluate(
 
     chance: dict[str, Chance] = {}
     intervals: dict[str, Interval] = {}
-    if independent:
+    if correlated is None:
         if draws:
             chance = by_draws(measures, statistic, rows, widths, defined, draws=draws, seed=seed)
         for measure in measures:  # the mean and spread of a formula are exact
@@ -131,7 +131,7 @@ def evaluate(
             *(order or caveats.of_statistic(statistic, estimate.block_error)),
             *caveats.of_bounds(measure, value),
             *caveats.of_chance(measure, estimate, by_chance, *sides, draws=draws, interval=interval),
-            *([] if independent else [caveats.OF_POSITIONS]),
+            *([] if correlated is None else [correlated]),
         ]
         notes += caveats.of_nan(value, notes, *sides)
         estimates[measure.name] = replace(estimate, caveats=tuple(notes))

@@ -30,6 +30,7 @@ from ..stats import (
     check_folds,
     grouped_folds,
     linear_maps,
+    read_labels,
 )
 from .caveats import of_lost_directions, of_widths
 from .evaluate import CONSTANT
@@ -172,12 +173,12 @@ HELD_OUT = ("groups", "split", "repetitions")  # arguments of measures of held-o
 def _split(groups: Any, split: Any, n: int, folds: dict[str, int]) -> Tensor | None:
     """The fold of each row, if it does not follow from its number."""
     if split is not None:
-        labels, fold = np.unique(_labels(split, "split", n), return_inverse=True)
+        labels, fold = np.unique(read_labels(split, "split", n), return_inverse=True)
         fold = fold.reshape(-1)
         if len(labels) < 2:
             raise ValueError(f"split names the fold of each row, and needs at least 2 folds, got {len(labels)}")
         if groups is not None:
-            names, group = np.unique(_labels(groups, "groups", n), return_inverse=True)
+            names, group = np.unique(read_labels(groups, "groups", n), return_inverse=True)
             least, most = np.full(len(names), len(labels)), np.zeros(len(names), dtype=int)
             np.minimum.at(least, group.reshape(-1), fold)
             np.maximum.at(most, group.reshape(-1), fold)
@@ -187,19 +188,10 @@ def _split(groups: Any, split: Any, n: int, folds: dict[str, int]) -> Tensor | N
                 )
     elif groups is not None:
         check_folds(**folds)
-        fold = grouped_folds(_labels(groups, "groups", n), **folds)
+        fold = grouped_folds(read_labels(groups, "groups", n), **folds)
     else:
         return None
     return torch.from_numpy(fold)
-
-
-def _labels(values: Any, name: str, n: int) -> np.ndarray[Any, Any]:
-    labels = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    if labels.shape != (n,):
-        raise ValueError(f"{name} must have one label for each of {n} rows, got shape {labels.shape}")
-    if len(kinds := {type(label).__name__ for label in labels.tolist()}) > 1 or (labels != labels).any():
-        raise ValueError(f"{name} must be all numbers or all text, none missing, got {', '.join(sorted(kinds))}")
-    return labels
 
 
 def _noise(repetitions: Any, y: Tensor) -> Tensor | None:

@@ -36,7 +36,7 @@ SCHEMA = {
     "rows": int,
     "notes": {str: str},
     "made_with": {str: str},
-    "doubt": {"draws": int, "seed": int, "interval": bool},
+    "doubt": {"draws": int, "seed": int, "interval": bool, "grouped?": bool},
     "mixing?": [str],  # not in older files
     "seen?": (None, {str: str}),
     "first_rows?": [{str: [[float]]}],
@@ -94,6 +94,7 @@ class Partial:
     draws: int = 0
     seed: int = 0
     interval: bool = False
+    grouped: bool = False  # whether inputs come in groups, whose rows are correlated
     mixing: tuple[str, ...] = ()  # notes on models that mix the inputs of a batch
     seen: InputDigests | None = None
     first_rows: Sequence[RowSample] = ()  # of either side, to detect rows made in another way
@@ -176,7 +177,7 @@ class Partial:
 
     def differs_from(self, other: Partial, *, in_data: bool) -> str | None:
         """The first difference to another comparison, in words; without `in_data`, their data may differ."""
-        for what in ("side_a", "side_b", "kinds", "rows_rule", "draws", "seed", "interval"):
+        for what in ("side_a", "side_b", "kinds", "rows_rule", "draws", "seed", "interval", "grouped"):
             a, b = getattr(self, what), getattr(other, what)
             if a != b:
                 return f"{what} is {a} and {b}"
@@ -222,13 +223,20 @@ class Partial:
                     seed=self.seed,
                     interval=self.interval,
                     order_samples=self.order_samples,
-                    independent=not any(map(gives_several_rows, rules_of(self.rows_rule))) or self.rows <= self.inputs,
+                    correlated=self._correlated,
                 )
         values = {
             name: replace(estimates[name], caveats=(*estimates[name].caveats, *self._caveats(name)))
             for name in self.kinds
         }
         return Comparison(self.side_a, self.side_b, values, self.rows_rule, {**provenance, "inputs": self.inputs})
+
+    @property
+    def _correlated(self) -> Caveat | None:
+        """Why the rows are no independent draws, if they are not."""
+        if any(map(gives_several_rows, rules_of(self.rows_rule))) and self.rows > self.inputs:
+            return caveats.OF_POSITIONS
+        return caveats.OF_GROUPS if self.grouped else None
 
     def _caveats(self, name: str) -> Iterator[Caveat]:
         """The caveats of the pass on the values of one measure."""
@@ -252,7 +260,7 @@ class Partial:
             path,
             side_a=asdict(self.side_a),
             side_b=asdict(self.side_b),
-            doubt={"draws": self.draws, "seed": self.seed, "interval": self.interval},
+            doubt={name: getattr(self, name) for name in ("draws", "seed", "interval", "grouped")},
             mixing=self.mixing,
             first_rows=self.first_rows,
             made_up=None if self.made_up is None else asdict(self.made_up),
@@ -291,7 +299,9 @@ def _both(one: Sample | None, other: Sample | None) -> Sample | None:
 def finish_files(paths: Sequence[str | os.PathLike[str]], provenance: dict[str, Any], **options: Any) -> Comparison:
     """The values of saved statistics of several parts of the data, merged in the order of the paths."""
     if any(value not in (None, False) for value in options.values()):
-        raise ValueError("measures, null and interval were set when these statistics were collected: leave them out")
+        raise ValueError(
+            "measures, null, interval and groups were set when these statistics were collected: leave them out"
+        )
     first, *rest = (Partial.load(path) for path in paths)
     try:
         for other in rest:

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from ..checks import one_of, whole_number
 from ..measures import Measure, find_all
@@ -86,6 +88,7 @@ class Request:
     seed: int = 0
     draws: int = 0
     interval: bool = False
+    groups: np.ndarray[Any, Any] | None = field(default=None, compare=False)  # (inputs,) which are held out together
 
     def __post_init__(self) -> None:
         if self.precision is not None:
@@ -98,6 +101,8 @@ class Request:
             raise ValueError(f"measures of held-out rows need the same folds in one comparison, got {got}")
         if folds:
             check_folds(*self.folds)
+        elif self.groups is not None:
+            raise TypeError(f"{', '.join(m.name for m in self.measures)} hold no rows out: leave groups out")
 
     @property
     def folds(self) -> tuple[int, int]:
@@ -123,6 +128,8 @@ class Request:
         }
         if self.max_rows is not None:
             settings["max_rows"] = self.max_rows
+        if self.groups is not None:
+            settings["groups"] = f"{len(np.unique(self.groups))} of {len(self.groups)} inputs"
         if self.draws:
             settings["null"] = f"permutation, {self.draws} draws"
         return settings
@@ -140,6 +147,7 @@ class Plan:
     widest: int | None = None
     notes: dict[str, str] = field(default_factory=dict)  # measure -> why it rests on less than it could
     folds: tuple[int, int] = (1, 0)  # see Request
+    fold_of: Tensor | None = field(default=None, repr=False, compare=False)  # (inputs,) that of each, by its group
     rows_beside: bool = False  # whether rows are sampled too, for intervals and chance alone
 
     @property
@@ -156,7 +164,7 @@ class Plan:
         if kind == "moments":
             return MomentMaker(self.products)
         if kind == "splits":
-            return SplitMaker(*self.folds, per_input=per_input)
+            return SplitMaker(*self.folds, per_input=per_input, fold_of=self.fold_of)
         assert sampler is not None
         return SampleMaker(sampler, self.widest)
 

@@ -66,8 +66,9 @@ def predictivity(
     `score`: "r2", 1 − Σ‖y − ŷ‖² / Σ‖y − mean‖² over all neurons, which weighs them by variance; "explained_variance",
     the same without the error of the mean; "pearson", the median over neurons of the correlation of y and ŷ (0 for a
     neuron that does not vary). Of every `folds` consecutive rows each is in another fold, by `seed`; all rows of an
-    input are in one. `sosie.measure` takes `groups` or a `split`, and `repetitions` of y, by which the score is divided
-    by what noise leaves of it. scikit-learn's cross_val_score of RidgeCV with these folds and penalties.
+    input are in one, and with `groups` all inputs of a group. `sosie.measure` also takes a `split`, and `repetitions`
+    of y, by which the score is divided by what noise leaves of it. scikit-learn's cross_val_score of RidgeCV with these
+    folds and penalties.
     """
     one_of(fit, "fit", FITS)
     one_of(score, "score", SCORES)

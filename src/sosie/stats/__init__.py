@@ -20,7 +20,7 @@ from .repetitions import PairedRepetitions, Repetitions
 from .row_grams import SMALLEST_GROUP, AllCovariances, AllPairedRows
 from .sample import NO_NEURONS, Sample, SampleMaker
 from .sampling import ROWS, Buckets, Fold, Resketch, RowSampler, Shuffle, check_seed, dealt_evenly, row_hash
-from .splits import SplitMaker, SplitMoments, Splits, check_folds, dealt_folds, grouped_folds
+from .splits import SplitMaker, SplitMoments, Splits, check_folds, dealt_folds, grouped_folds, read_labels
 from .storage import is_statistics, load_statistics, moved, on_device, save_statistics, tensors_of
 from .views import (
     Alignment,

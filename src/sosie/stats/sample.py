@@ -89,7 +89,7 @@ class Sample:
     seed: int = 0
     folded: int | None = None  # width that wider rows were projected to
     inputs: Tensor | None = None  # (n, d) inputs of the networks, if a measure needs them
-    split: Tensor | None = field(default=None, repr=False, metadata={"kept": False})  # (n,) fold of each row, if given
+    split: Tensor | None = field(default=None, repr=False)  # (n,) fold of each row, if given
     noise: Tensor | None = field(default=None, repr=False, metadata={"kept": False})  # (q,) variances of noise in y
     _before: tuple[Sample, Shuffle] | None = field(default=None, repr=False, metadata={"kept": False})
 
@@ -122,10 +122,11 @@ class Sample:
         return rows if self.folded is None else f"{rows}, projected to {self.folded} columns where wider"
 
     @classmethod
-    def join(cls, a: SampleSide, b: SampleSide, inputs: Tensor | None = None) -> Sample:
-        """The drawn rows of one chunk from both sides, and the inputs if they are wanted."""
+    def join(cls, a: SampleSide, b: SampleSide, inputs: Tensor | None = None, fold_of: Tensor | None = None) -> Sample:
+        """The drawn rows of one chunk from both sides, and the inputs if they are wanted; `fold_of` each row."""
         paired_rows(a.seen, b.seen)
-        return cls(a.rows, b.rows, a.index, a.seen, a.sampler.rows, a.sampler.seed, a.widest, inputs)
+        split = None if fold_of is None else fold_of[torch.from_numpy(a.index)]
+        return cls(a.rows, b.rows, a.index, a.seen, a.sampler.rows, a.sampler.seed, a.widest, inputs, split)
 
     def merge(self, *others: Sample) -> Sample:
         """The rows of all samples; the result may hold as many as the smallest limit among them."""
@@ -151,11 +152,13 @@ class Sample:
             for side in ("xs", "ys")
         )
         seen = sum(s.seen for s in samples)
-        inputs = [s.inputs for s in samples if s.inputs is not None]
-        if len(inputs) not in (0, len(samples)):
-            raise ValueError("only some of these samples hold the inputs")
-        of_inputs = kept(inputs) if inputs else None
-        return replace(self, xs=xs, ys=ys, index=index[order], seen=seen, most=most, inputs=of_inputs)
+        of_rows: dict[str, Any] = {}
+        for name, what in (("inputs", "the inputs"), ("split", "the folds of their rows")):
+            held = [part for s in samples if (part := getattr(s, name)) is not None]
+            if len(held) not in (0, len(samples)):
+                raise ValueError(f"only some of these samples hold {what}")
+            of_rows[name] = kept(held) if held else None
+        return replace(self, xs=xs, ys=ys, index=index[order], seen=seen, most=most, **of_rows)
 
     @property
     def traces(self) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,17 @@ def dealt_folds(index: Tensor, folds: int, seed: int) -> Tensor:
     """
     members = (index // folds * folds)[:, None] + torch.arange(folds, device=index.device)
     return (row_bits(seed + _APART, members) < row_bits(seed + _APART, index)[:, None]).sum(1)
+
+
+def read_labels(values: Any, name: str, n: int | None = None) -> np.ndarray[Any, Any]:
+    """The labels (n,) of rows, all numbers or all text."""
+    labels = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if labels.ndim != 1 or (n is not None and len(labels) != n):
+        each = "input" if n is None else f"of {n} rows"
+        raise ValueError(f"{name} must have one label for each {each}, got shape {labels.shape}")
+    if len(kinds := {type(label).__name__ for label in labels.tolist()}) > 1 or (labels != labels).any():
+        raise ValueError(f"{name} must be all numbers or all text, none missing, got {', '.join(sorted(kinds))}")
+    return labels
 
 
 def grouped_folds(groups: np.ndarray, folds: int, seed: int) -> np.ndarray:
@@ -129,16 +141,16 @@ class SplitChunk:
 
 
 class SplitMaker:
-    """Makes the parts of one model, with the rows of every input in one fold."""
+    """Makes the parts of one model, with the rows of every input in one fold: `fold_of` each, if that is given."""
 
-    def __init__(self, folds: int, seed: int, per_input: int = 1) -> None:
-        self.of, self.per_input = (folds, seed), per_input
+    def __init__(self, folds: int, seed: int, per_input: int = 1, fold_of: Tensor | None = None) -> None:
+        self.of, self.per_input, self.fold_of = (folds, seed), per_input, fold_of
         self.moments = MomentMaker()
         self.learnt = self.moments.learnt
 
     def part(self, site: str, rows: Tensor, start: int = 0) -> dict[int, MomentPart]:
         index = torch.arange(start, start + len(rows)) // self.per_input
-        fold = dealt_folds(index, *self.of)
+        fold = dealt_folds(index, *self.of) if self.fold_of is None else self.fold_of[index]
         centre, rows = self.moments.about_centre(site, rows)
         return {
             number: part_of(centre, rows[(fold == number).nonzero()[:, 0].to(rows.device)])
