@@ -52,7 +52,7 @@ def test_all_pairs_of_sites_as_on_a_cpu(name: str) -> None:
         everywhere = np.ones(3, dtype=bool)
         pairs = by_pair([find(name)], sample, sample.widths, everywhere, everywhere)[name]
         found.append(pairs.matrix((3, 3)).cpu().numpy())
-    np.testing.assert_allclose(found[1], found[0], atol=1e-2 if name == "pwcca" else 1e-10)
+    np.testing.assert_allclose(found[1], found[0], atol=1e-10)
 
 
 def test_models_on_different_devices() -> None:

@@ -104,6 +104,44 @@ def test_pwcca_by_its_formula() -> None:
     assert sosie.measure("pwcca", x, y) == pytest.approx(weights @ correlations / weights.sum(), abs=1e-10)
 
 
+def mean_over_choices(x: np.ndarray, y: np.ndarray, draws: int = 2000) -> float:
+    """PWCCA with the mean weights over random choices of the canonical directions of equal correlations."""
+    random = np.random.default_rng(0)
+    x, y = x - x.mean(0), y - y.mean(0)
+    qx, qy = (np.linalg.svd(side, full_matrices=False)[0][:, : np.linalg.matrix_rank(side)] for side in (x, y))
+    u, found, _ = np.linalg.svd(qx.T @ qy)
+    correlations = np.zeros(len(u))
+    correlations[: len(found)] = found
+    weights = np.zeros(len(found))
+    for _ in range(draws):
+        turned = u.copy()
+        for value in np.unique(correlations.round(9)):
+            tied = np.flatnonzero(correlations.round(9) == value)
+            turned[:, tied] = u[:, tied] @ np.linalg.qr(random.normal(size=(len(tied), len(tied))))[0]
+        weights += np.abs((qx @ turned[:, : len(found)]).T @ x).sum(1) / draws
+    return float(weights @ found / weights.sum())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_pwcca_does_not_depend_on_the_choice_of_directions_of_equal_correlations() -> None:
+    random = np.random.default_rng(0)
+    factors = np.stack(np.meshgrid(*[range(4)] * 3), -1).reshape(-1, 3)
+    first, second, third = (np.eye(4)[factors[:, k]] for k in range(3))
+    mixed = random.normal(size=(64, 5))
+    for x, y in (
+        (random.normal(size=(40, 25)) * np.geomspace(1, 10, 25), random.normal(size=(40, 25))),  # 11 of ρ = 1
+        (random.normal(size=(40, 30)), random.normal(size=(40, 15))),
+        (np.hstack([first, second, third]) @ np.diag(np.arange(1, 13)), np.hstack([first, mixed])),  # 3 of ρ = 1
+        (np.hstack([first, second]) @ np.diag(np.arange(1, 9)), np.hstack([mixed[:, :1], third])),  # 3 of ρ = 0
+    ):
+        value = sosie.measure("pwcca", x, y)
+        assert value == pytest.approx(mean_over_choices(x, y), abs=2e-4)
+        rows, p, q = random.permutation(len(x)), random.permutation(x.shape[1]), random.normal(size=(y.shape[1],) * 2)
+        assert sosie.measure("pwcca", 3 * x[rows][:, p] + 1, y[rows] @ q) == pytest.approx(value, abs=1e-10)
+        assert sosie.align("pwcca", x, y).score(x, y) == pytest.approx(value, abs=1e-9)
+        assert sosie.compare({"a": x}, {"b": y}, measures="pwcca").matrix()[0, 0] == pytest.approx(value, abs=1e-9)
+
+
 def test_pwcca_with_the_narrow_side_first() -> None:
     """A peer raises IndexError here."""
     x, y = numpy_pair()

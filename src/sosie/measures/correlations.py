@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from ..checks import whole_number
-from ..linalg import nuclear_norm, rank_tolerance, singular, singular_values
+from ..linalg import nuclear_norm, singular, singular_values
 from ..stats import Covariances, Scatter
 from .define import define
-from .transforms import CANONICAL, CANONICAL_LEADING, CANONICAL_SQUARED, CANONICAL_WEIGHTED
-
-ROUNDINGS = 100  # below this many, 1 − ρ² counts as 0: above, it has two digits or more
+from .transforms import CANONICAL, CANONICAL_LEADING, CANONICAL_SQUARED, CANONICAL_WEIGHTED, canonical_weights
 
 # Facts that these measures share, unless a measure declares otherwise.
 by_correlations = functools.partial(
@@ -101,15 +99,17 @@ def pwcca(c: Covariances) -> Tensor:
 
     Σ αᵢ ρᵢ / Σ αᵢ with αᵢ = Σⱼ |⟨hᵢ, xⱼ⟩|, where hᵢ is the i-th canonical variable of x and xⱼ its centred neurons.
     Weighted by x, whichever side is narrower (the authors' code weights by the side of lower rank; others weight by y,
-    or by the projections of the neurons), over as many directions as the smaller rank. It has no gradient, since the
-    directions of equal correlations are arbitrary, as are all those of a site with itself.
+    or by the projections of the neurons), over as many directions as the smaller rank. Directions of equal correlations
+    are arbitrary, such as the p + q − n + 1 whose correlation is 1 for any rows: they have the mean weight over all
+    choices, where other packages have that of one (up to 0.01 apart). It has no gradient there, so none at all.
     """
     if c.saturated:
         return c.x.matrix.new_ones(())
     u, correlations, _ = singular(c.whitened)
     count = int(_directions(c))
-    weights = (u.T @ c.whitened_neurons).abs().sum(1)
-    return (weights[:count] * correlations[:count]).sum() / weights[:count].sum()
+    correlations = correlations[:count]
+    weights = canonical_weights(u[:, :count], correlations, c.whitened_neurons, int(c.x.rank), c.resolution)
+    return (weights * correlations).sum() / weights.sum()
 
 
 # Mutual information of two sets of rows in nats, as if the rows were Gaussian
@@ -156,7 +156,7 @@ def gaussian_information(c: Covariances) -> Tensor:
             f"correlations are 1 for any rows; take more than {r + s} rows, or narrower sites (rows='mean' pools)"
         )
     correlations = singular_values(c.whitened)
-    least = _least(c)
+    least = c.resolution
     ones = int((1 - correlations.detach().square() <= least).sum())
     if ones:
         raise ValueError(
@@ -164,11 +164,3 @@ def gaussian_information(c: Covariances) -> Tensor:
             "is a linear function of the other; mean_cca has a value here"
         )
     return -torch.log1p(-correlations.square()).sum() / 2
-
-
-def _least(c: Covariances) -> float:
-    """The bound that 1 − ρ² must exceed: the tolerance of both ranks, or the rounding that whitening amplifies."""
-    matrix = c.whitened.detach()
-    largest = max(side.amplified for side in (c.x, c.y))
-    tolerances = [side.tolerance or rank_tolerance(matrix.dtype) for side in (c.x, c.y)]
-    return max(*tolerances, ROUNDINGS * torch.finfo(matrix.dtype).eps * largest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -393,9 +394,31 @@ def _svcca(sample: Sample, keep: float = 0.99, directions: int | None = None) ->
     return _canonical(sample, lambda scatter: _leading_basis(scatter, keep, directions))
 
 
+def canonical_weights(u: Tensor, correlations: Tensor, neurons: Tensor, rank: int, resolution: float) -> Tensor:
+    """(k,) How much of x each canonical direction u (r, k) accounts for, from its neurons (r, p) in the same basis.
+
+    Directions whose correlations are equal, to this resolution, are any orthonormal ones of their space: each has the
+    mean of Σⱼ |⟨hᵢ, xⱼ⟩| over all choices. With m dimensions that is Σⱼ ‖xⱼ in the space‖ times the mean of |v₁| over
+    unit vectors v. The space of the correlations of 0 includes all that is left of the `rank` directions of x.
+    """
+    first = torch.cat([correlations.new_ones(1, dtype=torch.bool), correlations.diff() < -resolution])
+    tied = first.cumsum(0) - 1
+    projected = product(u.T, neurons)
+    squares = projected.new_zeros(int(tied[-1]) + 1, neurons.shape[1]).index_add(0, tied, projected.square())
+    sizes = torch.bincount(tied).double()
+    if bool(correlations[-1] <= resolution):
+        others = u[:, tied < tied[-1]]
+        squares[-1] = column_squares(neurons - product(others, product(others.T, neurons)))
+        sizes[-1] = rank - others.shape[1]
+    mean = (torch.lgamma(sizes / 2) - torch.lgamma((sizes + 1) / 2)).exp() / math.pi**0.5
+    return (mean * squares.sqrt().sum(1))[tied]
+
+
 def _pwcca(sample: Sample) -> Maps:
-    maps, rows = _canonical(sample, _basis), _scatters(sample)[0].rows
-    weights = cross_product(product(rows, maps["x"]), rows).abs().sum(1)
+    maps, x = _canonical(sample, _basis), _scatters(sample)[0]
+    directions = product(x.rows, maps["x"]) / sample.n**0.5
+    resolution = sample.covariances().resolution
+    weights = canonical_weights(directions, maps["correlations"], x.rows, int(x.rank), resolution)
     return {**maps, "weights": weights / weights.sum()}
 
 

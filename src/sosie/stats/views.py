@@ -39,6 +39,7 @@ from ..linalg import (
 from .sampling import Moves, Shuffle
 
 T = TypeVar("T")
+ROUNDINGS = 100  # below this many, 1 − ρ² counts as 0: above, it has two digits or more
 OUTLIER = 1e3  # times the median length of a row, from which a row may hide directions of the others
 
 
@@ -450,6 +451,14 @@ class Covariances:
             return False
         x, y = (side.space for side in sides)
         return x.in_common(y) == min(x.columns.shape[1], y.columns.shape[1])
+
+    @once
+    def resolution(self) -> float:
+        """The least 1 − ρ² that is not 0: the tolerance of both ranks, or the rounding that whitening amplifies."""
+        dtype = torch.promote_types(self.x.matrix.dtype, self.y.matrix.dtype)
+        largest = max(side.amplified for side in (self.x, self.y))
+        tolerances = [side.tolerance or rank_tolerance(dtype) for side in (self.x, self.y)]
+        return max(*tolerances, ROUNDINGS * torch.finfo(dtype).eps * largest)
 
     def leading(self, shares: Sequence[float], count: int | None) -> tuple[Subspace, Subspace] | None:
         """The spaces of the principal components of each side that hold its share of the variance, from the rows."""
