@@ -97,6 +97,19 @@ def test_the_noise_ceiling_by_its_definition(compare: str) -> None:
     assert lower < upper
 
 
+@pytest.mark.parametrize("compare", [name for name in CEILINGS if name != "cosine"])
+def test_a_mean_in_which_subjects_cancel_predicts_nothing(compare: str) -> None:
+    pool, similar = CEILINGS[compare]
+    true, subjects = scene()
+    for values in (true.values[0], np.random.default_rng(0).normal(size=true.values.shape[1])):
+        opposite = np.stack([values, values.max() + 0.1 - values])
+        expected = compare_rdms(RDMs(opposite), RDMs(opposite), compare)[0, 1], 0
+        assert noise_ceiling(RDMs(opposite), compare) == pytest.approx(expected, abs=1e-12)
+        d = np.vstack([opposite, subjects.values[1]])
+        to_others = [similar(d[k], pool(np.delete(d, k, 0)).mean(0)) for k in range(2)]
+        assert noise_ceiling(RDMs(d), compare)[0] == pytest.approx(sum(to_others) / 3, abs=1e-12)
+
+
 @pytest.mark.parametrize(
     ("method", "compare"),
     [("cosine", "cosine"), ("corr", "pearson"), ("spearman", "spearman"), ("rho-a", "rho_a"), ("tau-a", "kendall")],

@@ -78,6 +78,31 @@ def test_the_mean_does_not_depend_on_coordinates_or_order(scale: bool) -> None:
     assert b.distances[::-1] == pytest.approx(a.distances, rel=1e-8)
 
 
+def raw_mean_from(start: Array, given: list[Array]) -> float:
+    """The variance about the mean that generalised Procrustes analysis finds from this start."""
+    mean, before = start, np.inf
+    while True:
+        pairs = [(x, np.linalg.svd(x.T @ mean)) for x in given]
+        aligned = [x @ u @ v for x, (u, _, v) in pairs]
+        variance = float(np.mean([np.linalg.norm(x - mean) ** 2 for x in aligned]))
+        if variance > before * (1 - 1e-12):
+            return variance
+        mean, before = np.mean(aligned, 0), variance
+
+
+@pytest.mark.parametrize(("noise", "several"), [(0.4, False), (100, True)], ids=["related", "unrelated"])
+def test_only_unrelated_networks_have_several_local_means(noise: float, several: bool) -> None:
+    worse = []
+    for seed in range(3):
+        given = [x - x.mean(0) for x in networks(6, p=3, seed=seed, noise=noise)]
+        width = max(x.shape[1] for x in given)
+        given = [np.pad(x, ((0, 0), (0, width - x.shape[1]))) for x in given]
+        found = mean_shape(given, scale=False).variance
+        worse += [found / raw_mean_from(start, given) - 1 for start in given]
+    assert (max(np.abs(worse)) > 1e-4) == several
+    assert max(worse) < 0.1
+
+
 @both
 def test_the_mean_of_two_is_halfway_between_them(scale: bool) -> None:
     x, y = networks(2)

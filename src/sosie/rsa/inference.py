@@ -28,6 +28,7 @@ BOOTSTRAPS = ("stimuli", "subjects", "both")
 CORRECTIONS = ("holm", "bonferroni", "fdr", "none")
 LEAST = 3  # different stimuli, or subjects, of which anything can be estimated
 REDRAWN = 0.25  # of the bootstrap draws, at most, for lack of a value; more would bias the spread
+CANCELLED = 1e-12  # of the lengths of subjects: a shorter sum is rounding
 BAR, BAND = "#2f5fa8", "#c9c6bd"  # of a plot
 
 
@@ -154,8 +155,8 @@ def noise_ceiling(subjects: RDMs, compare: str = "spearman") -> tuple[float, flo
     """The lower and the upper bound of what the best possible model would reach.
 
     Upper: the mean similarity of each subject to the mean of all, which knows their noise. Lower: to the mean of the
-    others. The mean is over what the comparator compares: ranks, or RDMs of one length. Subjects may be seeds of a
-    network.
+    others. The mean is over what the comparator compares: ranks, or RDMs of one length. A mean in which subjects cancel,
+    such as that of two opposite ones, predicts nothing: the similarity to it is 0. Subjects may be seeds of a network.
     """
     if len(subjects) < 2:
         raise ValueError("a noise ceiling needs the RDMs of at least 2 subjects, or seeds, got 1")
@@ -473,12 +474,16 @@ def _ceiling(vectors: Tensor, counts: Tensor, compare: str) -> tuple[float, floa
     """The lower and upper noise ceiling of subjects that count several times; all copies are left out together."""
     each = COMPARATORS["spearman"](vectors, 0) if compare in KENDALL else vectors
     everyone = (counts @ each)[None]
-    others = _again(everyone - counts[:, None] * each, compare)
+    rest = everyone - counts[:, None] * each
+    others = _again(rest, compare)
     upper = _similarities(_again(everyone, compare), vectors, compare)[0]
     if compare in KENDALL:
         lower = np.array([_kendall(compare, one, other) for one, other in zip(vectors, others, strict=True)])
     else:
         lower = (vectors * others).sum(1).numpy()
+    sizes = counts * each.norm(dim=1)
+    lower[(rest.norm(dim=1) < CANCELLED * (sizes.sum() - sizes)).numpy()] = 0
+    upper[(everyone.norm(dim=1) < CANCELLED * sizes.sum()).expand(len(upper)).numpy()] = 0
     return float(np.average(lower, weights=counts)), float(np.average(upper, weights=counts))
 
 

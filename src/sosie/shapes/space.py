@@ -53,7 +53,7 @@ def mean_shape(networks: Iterable[Any], *, scale: bool = True) -> MeanShape:
 
     Generalised Procrustes analysis: all networks are rotated onto the mean and averaged, until it stays. It starts
     from the principal components of all networks side by side, so their order does not matter. The mean has the columns
-    of the widest network, at most n. There may be several local means, of which it finds one.
+    of the widest network, at most n. Networks that are far apart may have several local means, of which it finds one.
     """
     points = _points(networks, scale)
     mean, steps = _mean(points, scale)
