@@ -18,6 +18,7 @@ from measures import related
 from measuring import show, timed, write
 from peers import NUMPY
 from scipy.optimize import linear_sum_assignment
+from scipy.spatial.distance import cdist
 from scipy.stats import kendalltau
 
 import sosie
@@ -203,6 +204,28 @@ def gaussian_of_netrep(x: Array, y: Array, steps: int = 100, tolerance: float = 
     return total**0.5
 
 
+def energy_of_scipy(x: Array, y: Array, steps: int = 1000, tolerance: float = 1e-12) -> float:
+    """netrep's EnergyStochasticMetric: rotations of pairs of responses, weighted by 1 / distance, from two starts."""
+    x, y = (side - side.mean((0, 1)) for side in (x, y))
+
+    def apart(a: Array, b: Array) -> Array:
+        return np.array([cdist(one, other) for one, other in zip(a, b, strict=True)])
+
+    def followed(slope: Array) -> float:
+        before = np.inf
+        for _ in range(steps):
+            u, _, vt = np.linalg.svd(slope)
+            distances = apart(x @ (u @ vt), y)
+            if before - distances.mean() < tolerance * before:
+                break
+            before = distances.mean()
+            slope = np.tensordot(x, (1 / distances) @ y, ((0, 1), (0, 1)))
+        return before
+
+    between = min(followed(x.mean(1).T @ y.mean(1)), followed(np.eye(x.shape[2])))
+    return float(np.sqrt(between - apart(x, x).mean() / 2 - apart(y, y).mean() / 2))
+
+
 def noisy(small: bool) -> Iterator[Job]:
     for n, r, p in ((20, 5, 8),) if small else ((100, 10, 64), (60, 40, 32)):
         x, y = responses(n, r, p)
@@ -213,6 +236,12 @@ def noisy(small: bool) -> Iterator[Job]:
             lambda x=x, y=y: sosie.measure("gaussian_shape_distance", x, y, starts=0),  # type: ignore[misc]
             {"netrep, written out": lambda x=x, y=y: gaussian_of_netrep(x, y)},  # type: ignore[misc]
             False,  # of several local optima each may find another
+        )
+        yield Job(
+            "energy_shape_distance",
+            size,
+            lambda x=x, y=y: sosie.measure("energy_shape_distance", x, y, starts=0),  # type: ignore[misc]
+            {"netrep, written out with SciPy": lambda x=x, y=y: energy_of_scipy(x, y)},  # type: ignore[misc]
         )
         n, r, p = (20, 5, 8) if small else (n, min(r, 10), p)
         x = x[:, :r]
