@@ -107,7 +107,7 @@ class Running:
         if sides := self._sides or other._sides:
             merged._begin(sides)
         for part in (self, other):
-            merged._grow(part._sums)
+            merged._grow(part._sums if merged._device is None else on_device(part._sums, merged._device))
         for part in (self, other):
             if part._waiting:
                 merged._add(tuple(rows.to(merged._device) for rows in part._waiting))
@@ -216,7 +216,6 @@ class Running:
 
     def _grow(self, sums: Grams | Moments | SplitMoments | OutputSums | None) -> None:
         if sums is not None:
-            sums = sums if self._device is None else on_device(sums, self._device)
             self._sums = sums if self._sums is None else self._sums.merge(sums)  # type: ignore[arg-type]
 
     def _compare(self, about: dict[str, Any]) -> Comparison:
@@ -230,7 +229,8 @@ class Running:
                 other.load_state_dict(state)
                 merged = merged.merge(other)
 
-            ranks.collect(on_device(self.state_dict(), torch.device("cpu")), absorb)
+            if ranks.several:
+                ranks.collect(on_device(self.state_dict(), torch.device("cpu")), absorb)
             return ranks.once(lambda: merged._finish(about))
 
     @torch_on_one_core()

@@ -155,8 +155,9 @@ def noise_ceiling(subjects: RDMs, compare: str = "spearman") -> tuple[float, flo
     """The lower and the upper bound of what the best possible model would reach.
 
     Upper: the mean similarity of each subject to the mean of all, which knows their noise. Lower: to the mean of the
-    others. The mean is over what the comparator compares: ranks, or RDMs of one length. A mean in which subjects cancel,
-    such as that of two opposite ones, predicts nothing: the similarity to it is 0. Subjects may be seeds of a network.
+    others. The mean is over what the comparator compares: ranks, or RDMs of one length. A mean in which subjects
+    cancel, such as that of two opposite ones, predicts nothing: the similarity to it is 0. Subjects may be seeds of a
+    network.
     """
     if len(subjects) < 2:
         raise ValueError("a noise ceiling needs the RDMs of at least 2 subjects, or seeds, got 1")

@@ -28,13 +28,18 @@ if TYPE_CHECKING:
 TOO_FAR = 10.0  # standard deviations between the provisional centre and the mean before recentring
 
 
-# A centre (p,), the rows (n, p) about it, their squared lengths (n,), and Σ x xᵀ (p, p)
-MomentPart = tuple[Tensor, Tensor, Tensor, Tensor]
+# A centre (p,), the rows (n, p) about it, their sum (p,), their squared lengths (n,), and Σ x xᵀ (p, p)
+MomentPart = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+RowSums = tuple[Tensor, Tensor]  # Σ x (p,) and the squared lengths (n,) of rows
 
 
-def part_of(centre: Tensor, rows: Tensor) -> MomentPart:
+def part_of(centre: Tensor, rows: Tensor, sums: RowSums | None = None) -> MomentPart:
     """The part of one site and chunk from its rows less the centre."""
-    return centre, rows, rows.double().square().sum(1), self_product(rows).double()
+    return centre, rows, *(_row_sums(rows) if sums is None else sums), self_product(rows).double()
+
+
+def _row_sums(rows: Tensor) -> RowSums:
+    return rows.sum(0, dtype=torch.float64), rows.double().square().sum(1)
 
 
 class MomentMaker:
@@ -47,24 +52,33 @@ class MomentMaker:
     def part(self, site: str, rows: Tensor, start: int = 0) -> MomentPart:
         return part_of(*self.about_centre(site, rows))
 
-    def about_centre(self, site: str, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The provisional centre of a site, and the rows less the centre, in the precision of the products."""
+    def about_centre(self, site: str, rows: Tensor) -> tuple[Tensor, Tensor, RowSums]:
+        """The provisional centre of a site, the rows less the centre in the precision of the products, and their sums.
+
+        The centre moves to the mean of these rows if it is far off.
+        """
         rows = rows.double() if self.products == torch.float64 or rows.dtype == torch.float64 else rows.float()
-        mean = rows.mean(0, dtype=torch.float64)
         centre = self.learnt.get(site)
-        if centre is not None and centre.device != rows.device:  # from another process
-            centre = self.learnt[site] = centre.to(rows.device)
-        if centre is None or _is_far(rows, mean, centre):
-            centre = self.learnt[site] = mean.to(rows.dtype).double()  # so that the subtraction is exact
-        return centre, rows - centre.to(rows.dtype)
+        if centre is not None:
+            if centre.device != rows.device:  # from another process
+                centre = self.learnt[site] = centre.to(rows.device)
+            about = rows - centre.to(rows.dtype)
+            sums = total, lengths = _row_sums(about)
+            away = (total / len(rows)).square().sum()
+            if not bool(away > TOO_FAR**2 * (lengths.mean() - away)):
+                return centre, about, sums
+        mean = rows.mean(0, dtype=torch.float64)
+        centre = self.learnt[site] = mean.to(rows.dtype).double()  # so that the subtraction is exact
+        about = rows - centre.to(rows.dtype)
+        return centre, about, _row_sums(about)
 
     def side(self, parts: Sequence[MomentPart], start: int = 0) -> MomentSide:
-        centres, rows, norms, squares = zip(*parts, strict=True)
+        centres, rows, totals, norms, squares = zip(*parts, strict=True)
         paired_rows(*map(len, rows))
         sums = SideSums(
             widths=tuple(x.shape[1] for x in rows),
             centre=torch.cat(centres),
-            total=torch.cat([x.sum(0, dtype=torch.float64) for x in rows]),
+            total=torch.cat(totals),
             length=torch.stack([lengths.sum() for lengths in norms]),
             cube=torch.cat([lengths @ x.double() for x, lengths in zip(rows, norms, strict=True)]),
             fourth=torch.stack([lengths.square().sum() for lengths in norms]),
@@ -77,11 +91,6 @@ def side_of(maker: Any, rows: Tensor | Sequence[Tensor]) -> Any:
     """The side of paired rows: (n, p), or a list of sites."""
     sites = [rows] if isinstance(rows, Tensor) else rows
     return maker.side([maker.part(str(k), with_room(site, f"site {k}")) for k, site in enumerate(sites)])
-
-
-def _is_far(rows: Tensor, mean: Tensor, centre: Tensor) -> bool:
-    spread = (rows - mean.to(rows.dtype)).square().mean(0, dtype=torch.float64).sum()
-    return bool((mean - centre).square().sum() > TOO_FAR**2 * spread)
 
 
 @dataclass(frozen=True)
@@ -226,7 +235,7 @@ class Moments:
         """The trace of each site's centred Gram matrix."""
         return self.a.traces(self.n), self.b.traces(self.n)
 
-    @property
+    @once
     def own(self) -> tuple[Tensor, Tensor]:
         """‖K‖² of each site's U-centred Gram matrix."""
         return self.a.debiased(self.n), self.b.debiased(self.n)

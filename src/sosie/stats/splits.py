@@ -151,7 +151,7 @@ class SplitMaker:
     def part(self, site: str, rows: Tensor, start: int = 0) -> dict[int, MomentPart]:
         index = torch.arange(start, start + len(rows)) // self.per_input
         fold = dealt_folds(index, *self.of) if self.fold_of is None else self.fold_of[index]
-        centre, rows = self.moments.about_centre(site, rows)
+        centre, rows, _ = self.moments.about_centre(site, rows)
         return {
             number: part_of(centre, rows[(fold == number).nonzero()[:, 0].to(rows.device)])
             for number in fold.unique().tolist()

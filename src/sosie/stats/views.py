@@ -69,7 +69,7 @@ class Scatter:
 
     given: Tensor | Callable[[], Tensor]  # (r, r): Σ (x − mean)(x − mean)ᵀ / n, or a function that makes it
     n: int
-    total: Tensor | None = None  # its trace, if it is known sooner
+    total: Tensor | Callable[[], Tensor] | None = None  # its trace, if that is known sooner
     tolerance: float | None = None  # share of the largest eigenvalue that counts as 0; None: by precision
 
     def memo(self, key: object, make: Callable[[Scatter], T]) -> T:
@@ -82,7 +82,9 @@ class Scatter:
 
     @once
     def trace(self) -> Tensor:
-        return torch.trace(self.matrix) if self.total is None else self.total
+        if self.total is None:
+            return torch.trace(self.matrix)
+        return self.total if isinstance(self.total, Tensor) else self.total()
 
     @once
     def spectrum(self) -> Spectrum:
@@ -363,10 +365,10 @@ def coordinates(raw: Tensor, *, differentiable: bool) -> tuple[Tensor, Scatter]:
     n, width = raw.shape
     if differentiable:  # in the rows' own precision, which both sides share
         rows = without_rounding(raw, raw.dtype)
-        return rows, Scatter(lambda: self_product(rows) / n, n, column_squares(rows).sum() / n)
+        return rows, Scatter(lambda: self_product(rows) / n, n, lambda: column_squares(rows).sum() / n)
     if width <= n:
         scatter = RowScatter(lambda: self_product(scatter.rows) / n, n, raw=raw)
-        scatter.total = column_squares(scatter.rows).sum() / n
+        scatter.total = lambda: column_squares(scatter.rows).sum() / n
         scatter.coordinates = scatter.rows
         return scatter.rows, scatter
     # With more neurons than rows, n coordinates suffice, since all that reads them ignores rotations.
