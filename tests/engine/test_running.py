@@ -45,6 +45,22 @@ def test_it_is_what_compare_gives_however_the_rows_are_cut(measure: str, widths:
         assert updated(measure, x, y, sizes).compute() == pytest.approx(expected, abs=1e-9), name
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("mean_cca", "mean_cca: . of 7 directions dropped"), ("normalized_bures", "normalized_bures: n=70 < width=90")],
+)
+def test_compute_warns_of_a_value_that_rows_or_digits_are_too_few_for(name: str, message: str) -> None:
+    random = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(70, 7 if name == "mean_cca" else 90, dtype=torch.float64, generator=random) for _ in "xy")
+    if name == "mean_cca":
+        x[0] *= 1e6
+    running = sosie.Running(name)
+    running.update(x, y)
+    with pytest.warns(UserWarning, match=message) as caught:
+        running.compute()
+    assert caught[0].filename == __file__
+
+
 def test_it_goes_on_after_a_value_and_starts_anew_after_a_reset() -> None:
     x, y = correlated_rows(300)
     running = updated("debiased_cka", x[:100], y[:100], [50, 50])

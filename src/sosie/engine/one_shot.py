@@ -26,6 +26,7 @@ from ..stats import (
     Reader,
     Repetitions,
     Sample,
+    Statistic,
     TensorPair,
     check_folds,
     grouped_folds,
@@ -210,11 +211,16 @@ def _noise(repetitions: Any, y: Tensor) -> Tensor | None:
 
 
 def _warn(chosen: Measure, sample: Sample) -> None:
-    """Warn of too few rows for the width of a side, and of directions that are lost."""
     sides = [Side(label, (label,), widths, ((),)) for label, widths in zip("xy", sample.widths, strict=True)]
-    caveats = [*of_widths(chosen, sample, *sides), *of_lost_directions(chosen, sample, *sides)]
+    warn_of_rows(chosen, sample, *sides, stacklevel=5)  # past what `products` puts around the caller
+
+
+def warn_of_rows(chosen: Measure, statistic: Statistic, side_a: Side, side_b: Side, *, stacklevel: int) -> None:
+    """Warn of too few rows for the width of a side, and of directions that are lost."""
+    found = (of_widths, of_lost_directions)
+    caveats = [caveat for of in found for caveat in of(chosen, statistic, side_a, side_b)]
     if texts := dict.fromkeys(caveat.text for caveat in caveats):
-        warnings.warn(f"{chosen.name}: {'; '.join(texts)}", stacklevel=4)  # past what `products` puts around the caller
+        warnings.warn(f"{chosen.name}: {'; '.join(texts)}", stacklevel=stacklevel)
 
 
 def _of_outputs(chosen: Measure, x: Any, y: Any, inputs: Any, labels: Any, kind: str) -> float:

@@ -30,7 +30,7 @@ from ..stats import (
 )
 from .distributed import together
 from .network import OUTPUT
-from .one_shot import as_outputs
+from .one_shot import as_outputs, warn_of_rows
 from .outputs import comparison_of
 from .partial import Partial
 from .plan import MEMORY, Request, find_measures, make_plan, size_text
@@ -123,8 +123,11 @@ class Running:
         return self
 
     def compute(self) -> float:
-        """The value for all rows so far, of all processes; an error with the reason where it is undefined."""
-        estimate = self._compare({})[self.measure.name]
+        """The value for all rows so far, of all processes; an error with the reason where it is undefined.
+
+        Warns, as `sosie.measure` does, of too few rows for the widths, and of directions that the sums do not carry.
+        """
+        estimate = self._compare({}, warn=True)[self.measure.name]
         value = float(estimate.value[0, 0])
         if value != value:
             texts = (caveat.text.removeprefix("undefined: ") for caveat in estimate.caveats if caveat.undefined)
@@ -218,7 +221,7 @@ class Running:
         if sums is not None:
             self._sums = sums if self._sums is None else self._sums.merge(sums)  # type: ignore[arg-type]
 
-    def _compare(self, about: dict[str, Any]) -> Comparison:
+    def _compare(self, about: dict[str, Any], *, warn: bool = False) -> Comparison:
         with together() as ranks:
             ranks.agree(lambda: {"the measure": self.measure.name}, "Make the same Running in every process")
             merged = self
@@ -231,10 +234,10 @@ class Running:
 
             if ranks.several:
                 ranks.collect(on_device(self.state_dict(), torch.device("cpu")), absorb)
-            return ranks.once(lambda: merged._finish(about))
+            return ranks.once(lambda: merged._finish(about, warn))
 
     @torch_on_one_core()
-    def _finish(self, about: dict[str, Any]) -> Comparison:
+    def _finish(self, about: dict[str, Any], warn: bool) -> Comparison:
         if not self.n:
             raise ValueError(f"{self.measure.name} has no rows yet: call update(x, y) first")
         a, b = self._sides
@@ -243,7 +246,11 @@ class Running:
         sums = self._sums_of(self._waiting)
         whole = sums if self._sums is None else self._sums.merge(sums)  # type: ignore[arg-type]
         partial = Partial(a, b, {self.measure.name: self._kind}, "flatten", {self._kind: whole}, self.n, self.n)
-        return partial.finish(about)
+        comparison = partial.finish(about)
+        if warn and not math.isnan(comparison[self.measure.name].value[0, 0]):
+            statistic = whole.total if isinstance(whole, SplitMoments) else whole
+            warn_of_rows(self.measure, statistic, a, b, stacklevel=8)  # at the caller of `compute`
+        return comparison
 
 
 def _rows(values: Any, label: str) -> Tensor:

@@ -25,7 +25,9 @@ by_neighbours = functools.partial(
 def mutual_knn(rows: PairedRows, k: int = 10) -> Tensor:
     """Share of each row's k nearest rows (by cosine) that both sides have in common, averaged over rows.
 
-    Independent sides have about k / (n − 1).
+    Independent sides have about k / (n − 1). Rows that are equally near, such as duplicates, or all of one sign with a
+    single neuron, are ordered at random, by a draw that the rows decide: scaled or rotated rows draw another order. So
+    it is in all measures of neighbours.
     """
     return _matches(*_both_lists(rows, k, "mutual_knn")).sum((1, 2)).double().mean() / k
 
