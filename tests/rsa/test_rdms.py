@@ -39,6 +39,13 @@ def test_of_activations_against_scipy(dissimilarity: str, metric: str) -> None:
     assert (found.names, found.dissimilarity, len(found.stimuli)) == (("layer",), dissimilarity, 7)
 
 
+def test_of_activations_with_a_gradient() -> None:
+    x = torch.randn(6, 4, requires_grad=True)
+    for dissimilarity in ("correlation", "euclidean"):
+        expected = RDMs.of({"x": x.detach()}, dissimilarity)
+        np.testing.assert_array_equal(RDMs.of({"x": x}, dissimilarity).values, expected.values)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_of_activations_on_a_gpu() -> None:
     x = torch.randn(6, 4, device="cuda")

@@ -282,6 +282,8 @@ def open_activations(source: Mapping[str, Any] | str | os.PathLike[str]) -> Acti
 def _in_memory(site: Any, array: Any) -> StoredArray:
     if not isinstance(array, (np.ndarray, Tensor)):
         raise ValueError(f"site {site!r} holds a {type(array).__name__}; give a NumPy array or a tensor")
+    if isinstance(array, Tensor):
+        array = array.detach()
     if isinstance(array, np.ma.MaskedArray):
         number_array(array, f"site {site!r}")
     dtype = str(array.dtype).removeprefix("torch.")
