@@ -275,8 +275,7 @@ def _kind_of(outputs: Tensor, name: str) -> str:
             f"{name}: one output per input (shape {shape}) may be a number or the logit of one of two classes: set "
             "kind='regression', or give labels (n,) or both classes (n, 2)"
         )
-    sums = outputs.double().sum(1)
-    if bool((outputs >= 0).all()) and bool(((sums - 1).abs() <= SUMS_TO_ONE).all()):
+    if bool((outputs >= 0).all()) and bool(((outputs.double().sum(1) - 1).abs() <= SUMS_TO_ONE).all()):
         return "probabilities"
     if outputs.numel() >= NO_CHANCE and _between_0_and_1(outputs):
         raise ValueError(_ASK.format(name))
@@ -290,7 +289,7 @@ _ASK = (
 
 
 def _between_0_and_1(outputs: Tensor) -> bool:
-    return bool(((outputs >= 0) & (outputs <= 1)).all())
+    return not outputs.numel() or bool(outputs.amin() >= 0 and outputs.amax() <= 1)  # most logits are decided by one
 
 
 @dataclass(frozen=True)
