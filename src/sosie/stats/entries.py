@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -74,27 +74,25 @@ class Entries:
         dtype = coarser(a.dtype, b.dtype)
         rtol = RTOL.get(dtype, 1.3e-6) if rtol is None else rtol
         atol = ATOL.get(dtype, 1e-5) if atol is None else atol
-        of_input = torch.zeros(5, len(a), dtype=torch.float64, device=a.device)  # as in `RowSums`
-        mismatched, lone, alike = of_input.new_zeros(3).unbind()
-        at, lone_at = (torch.zeros(2, dtype=torch.long, device=a.device) for _ in range(2))
-        largest, count, step = 0.0, 0, 1 if a.numel() <= ALL else STEP
-        sampled: list[Tensor] = []  # |a − b|
-        for number, piece in enumerate(pieces(a, b, keep)):
-            found = row_sums(piece.a, piece.b)
-            of_input.index_add_(1, piece.rows // piece.per_input, found.sums)
-            count += piece.a.numel()
-            sampled.append(found.size.flatten()[number % step :: step].clone())
-            if found.largest > largest:
-                row = found.most.argmax()
-                largest, at = found.largest, piece.place(row, found.size[row].argmax())
-            if found.lone is not None:
-                here = found.lone.sum()
-                first = piece.place(*torch.unravel_index(found.lone.flatten().int().argmax(), found.lone.shape))
-                lone_at = torch.where((lone == 0) & (here > 0), first, lone_at)
-                lone, alike, mismatched = lone + here, alike + found.alike, mismatched + here
-            if found.largest > atol:
-                allowed = piece.b.abs().mul_(rtol).add_(atol)
-                mismatched = mismatched + allowed.lt_(found.size).sum(1).double().sum()
+        pieces = Pieces.of(a, b, keep)
+        step = 1 if a.numel() <= ALL else STEP
+        parts, sampled = [], []  # as `_part` gives them; |a − b|
+        for number in range(len(pieces.cuts)):
+            part, size = _part(*pieces[number], rtol, atol)
+            parts.append(part)
+            sampled.append(_every(step, number, size))
+        table = pieces.table(parts)
+        unsafe, rows = pieces.unsafe(table)
+        odd = table.new_zeros(2, table.shape[1])  # entries that are NaN or infinite: on one side alone, on both
+        for number, span in enumerate(pieces.spans()) if unsafe is not None else ():
+            if bool((here := unsafe[span]).any()):
+                table[:, span][:, here], odd[:, span][:, here], size = _careful(*pieces[number], here, rtol, atol)
+                sampled[number] = _every(step, number, size)
+        most, lone = table[5], odd[0]
+        mismatched = table[6].sum() + lone.sum()
+        at = pieces.place(most, _distance if unsafe is None else _distance_of_finite)
+        lone_at = torch.zeros_like(at) if unsafe is None else pieces.place((lone > 0).int(), _is_lone)
+        of_input = table.new_zeros(5, len(a)).index_add_(1, pieces.rows // pieces.per_input, table[:5])
         aa, bb, _, ad, _ = of_input
         # Two inputs of zeros are as alike as can be; the root of each factor, since a product of squares may overflow.
         norms = aa.sqrt() * bb.sqrt()
@@ -103,10 +101,14 @@ class Entries:
         least = cosine.min() if len(a) else aa.new_ones(())
         aa, bb, dd, ad, d = aa.new_zeros(5, GROUPS).index_add_(1, _groups(start, len(a), aa.device), of_input)
         shift = torch.tensor([start, 0], device=aa.device)
-        counts = torch.bincount(_bins(torch.cat(sampled or [aa.new_zeros(0)])), minlength=BINS) * step
+        bins = _bins(torch.cat(sampled or [aa.new_zeros(0)]))
+        if pieces.kept is not None:  # padding is counted in one more bin
+            bins = torch.where(pieces.kept[_sampled(*pieces.layout, step)], bins, BINS)
+        counts = torch.bincount(bins, minlength=BINS + 1)[:BINS] * step
+        largest = most.max() if len(most) else aa.new_zeros(())
         return cls(
-            aa, bb, ad, dd, d.sum(), cosine.sum(), least, aa.new_tensor(largest), at + shift, mismatched, counts, lone,
-            lone_at + shift, alike, count, len(a),
+            aa, bb, ad, dd, d.sum(), cosine.sum(), least, largest, at + shift, mismatched, counts, lone.sum(),
+            lone_at + shift, odd[1].sum(), rows * pieces.a.shape[1], len(a),
         )  # fmt: skip
 
     def merge(self, other: Entries) -> Entries:
@@ -148,42 +150,117 @@ def real_numbers(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Some entries of two activations, as numbers to calculate with: rows, or the columns of some rows from one on."""
+Layout = tuple[int, int, int, torch.device]  # rows, their width, the entries of a piece, and where the numbers are
 
-    a: Tensor  # (rows, columns), float32 or float64
+
+@dataclass(frozen=True)
+class Pieces:
+    """Two activations as rows, which are inputs or tokens, and the pieces in which they are reduced.
+
+    A piece is some rows, or the columns of one row from one on, which a CPU's cache holds. What each piece gives is
+    collected, so that few operations are for pieces, and a GPU is waited for once. Padding is reduced like other rows
+    and dropped afterwards, which takes less time than to cut it out.
+    """
+
+    a: Tensor  # (rows, width), in its own type
     b: Tensor
-    rows: Tensor  # their numbers among all rows
-    column: int
-    width: int  # columns in all
+    wide: torch.dtype  # to calculate with
+    layout: Layout
+    rows: Tensor  # (parts,) the number of each row of each piece
+    kept: Tensor | None  # (parts,) whether it is no padding
     per_input: int  # rows of an input
 
-    def place(self, row: Tensor, column: Tensor) -> Tensor:
-        """(2,): the input that an entry of this piece belongs to, and its index among that input's entries."""
-        number = self.rows[row]
-        start = (number % self.per_input) * self.width
-        return torch.stack([number // self.per_input, start + self.column + column])
+    @classmethod
+    def of(cls, a: Tensor, b: Tensor, keep: Tensor | None) -> Pieces:
+        """`keep` as in `Entries.of`."""
+        a, b = real_numbers(a), real_numbers(b)
+        wide = torch.promote_types(_wide(a.dtype), _wide(b.dtype))
+        per_input = 1 if keep is None else keep.shape[1]
+        count = len(a) * per_input
+        a, b = (each.reshape(count, each.numel() // max(1, count)) for each in (a, b))
+        layout = count, a.shape[1], PIECE.get(a.device.type, PIECE["cpu"]), a.device
+        rows = _rows(*layout)
+        kept = None if keep is None else (keep.to(a.device) != 0).reshape(-1)[rows]
+        return cls(a, b, wide, layout, rows, kept, per_input)
+
+    @property
+    def cuts(self) -> Sequence[tuple[slice, slice]]:
+        return _cuts(*self.layout[:3])
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        rows, columns = self.cuts[number]
+        a, b = (side[rows, columns].to(self.a.device, self.wide) for side in (self.a, self.b))
+        return a, b
+
+    def spans(self) -> Iterator[slice]:
+        """Where the parts of each piece are."""
+        start = 0
+        for rows, _ in self.cuts:
+            yield slice(start, start := start + rows.stop - rows.start)
+
+    def table(self, parts: Sequence[Tensor], squares: int = 3) -> Tensor:
+        """(…, parts) in float64, 0 for padding: what all pieces give; the first numbers are norms, and are squared."""
+        table = torch.cat([*parts], 1).double() if parts else self.rows.new_zeros(7, 0, dtype=torch.float64)
+        table[:squares].square_()
+        return table if self.kept is None else torch.where(self.kept, table, 0.0)
+
+    def unsafe(self, table: Tensor) -> tuple[Tensor | None, int]:
+        """(parts,) where the type at hand does not suffice, None if it does everywhere; and how many rows are kept."""
+        low, high = SAFE if self.wide == torch.float32 else (-1.0, math.inf)
+        squares, rows = table[:3], len(self.a)
+        if not squares.numel():
+            return None, rows
+        safe = (squares > low) & (squares < high)
+        safe[2] |= table[5] == 0
+        if self.kept is not None:
+            safe |= ~self.kept
+            kept = self.kept.sum() * rows // len(self.rows)
+            everywhere, rows = torch.stack([safe.all().long(), kept]).tolist()  # a GPU is waited for once
+        else:
+            everywhere = bool(safe.all())
+        return None if everywhere else ~safe.all(0), rows
+
+    def place(self, of: Tensor, numbers: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """(2,): the input of the largest of these (parts,), and which of its entries has the largest number."""
+        if not len(of):
+            return self.rows.new_zeros(2)
+        row = self.rows[of.argmax()[None]]
+        a, b = (side.index_select(0, row.to(side.device)).to(self.a.device, self.wide) for side in (self.a, self.b))
+        column = numbers(a, b).argmax()
+        return torch.stack([row[0] // self.per_input, row[0] % self.per_input * a.shape[1] + column])
 
 
-def pieces(a: Tensor, b: Tensor, keep: Tensor | None = None) -> Iterator[Piece]:
-    """Two activations (inputs, …) of one shape piece by piece: rows are inputs, or with `keep` the tokens kept."""
-    a, b = real_numbers(a), real_numbers(b)
-    if not a.numel():
-        return
-    wide = torch.promote_types(_wide(a.dtype), _wide(b.dtype))
-    per_input = 1 if keep is None else keep.shape[1]
-    a, b = (each.reshape(len(each) * per_input, -1) for each in (a, b))
-    index = torch.arange(len(a), device=a.device) if keep is None else keep.reshape(-1).nonzero()[:, 0]
-    most, width = PIECE.get(a.device.type, PIECE["cpu"]), a.shape[1]
+@lru_cache(maxsize=32)  # the chunks share them
+def _cuts(rows: int, width: int, most: int) -> Sequence[tuple[slice, slice]]:
     step = max(1, most // max(1, width))
-    for first in range(0, len(index), step):
-        part = slice(first, first + step)
-        rows = index[part].to(a.device)
-        some = [each[part if keep is None else rows.to(each.device)] for each in (a, b)]
-        for column in range(0, width, most):
-            x, y = (each[:, column : column + most].to(a.device, wide) for each in some)
-            yield Piece(x, y, rows, column, width, per_input)
+    return [
+        (slice(first, min(first + step, rows)), slice(column, min(column + most, width)))
+        for first in range(0, rows, step)
+        for column in range(0, width, most)
+    ]
+
+
+@lru_cache(maxsize=32)
+def _rows(rows: int, width: int, most: int, device: torch.device) -> Tensor:
+    """(parts,) The number of each row of each piece."""
+    numbers = [torch.arange(some.start, some.stop) for some, _ in _cuts(rows, width, most)]
+    return torch.cat(numbers or [torch.arange(0)]).to(device)
+
+
+@lru_cache(maxsize=8)
+def _sampled(rows: int, width: int, most: int, device: torch.device, step: int) -> Tensor:
+    """The part that each entry of the histogram is of."""
+    found, start = [torch.arange(0)], 0
+    for number, (some, columns) in enumerate(_cuts(rows, width, most)):
+        count, wide = some.stop - some.start, columns.stop - columns.start
+        found.append(start + torch.arange(number % step, count * wide, step) // wide)
+        start += count
+    return torch.cat(found).to(device)
+
+
+def _every(step: int, number: int, size: Tensor) -> Tensor:
+    """What the histogram counts of a piece."""
+    return size.flatten() if step == 1 else size.flatten()[number % step :: step].clone()
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -191,69 +268,70 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.is_floating_point and dtype != torch.float64 else torch.float64
 
 
-@dataclass(frozen=True)
-class RowSums:
-    """Sums over the entries of each row of a piece, and where entries are odd."""
-
-    sums: Tensor  # (5, rows) in float64: Σ a², Σ b², Σ (a − b)², Σ a (a − b), Σ (a − b)
-    size: Tensor  # (rows, columns) |a − b|, 0 where an entry is odd
-    most: Tensor  # (rows,) the largest of each row
-    largest: float
-    lone: Tensor | None = None  # (rows, columns) whether an entry is odd on one side; None: all are finite
-    alike: int | Tensor = 0
-
-
-def row_sums(a: Tensor, b: Tensor) -> RowSums:
-    """The sums over the entries of each row: in the type at hand, again in float64 where that is not enough."""
-    sums, d = _sums(a, b)
+def _part(a: Tensor, b: Tensor, rtol: float, atol: float) -> tuple[Tensor, Tensor]:
+    """(7, rows) ‖a‖, ‖b‖, ‖a − b‖, Σ a (a − b), Σ (a − b), the largest |a − b|, and how many are beyond the tolerances;
+    and |a − b|.
+    """
+    d = a - b
+    norms = [torch.linalg.vector_norm(x, dim=1) for x in (a, b, d)]  # in half the time of a sum of squares
+    products, total = torch.linalg.vecdot(a, d), d.sum(1)
     size = d.abs_()
     most = size.amax(1)
-    low, high = SAFE if a.dtype == torch.float32 else (-1.0, math.inf)
-    squares = sums[:3]
-    # A GPU is waited for once.
-    least, greatest, largest = torch.stack([*squares.aminmax(), most.max().double()]).tolist()
-    if low < least and greatest < high:
-        return RowSums(sums, size, most, largest)
-    safe = (squares > low) & (squares < high)
-    safe[2] |= most == 0
-    unsafe = ~safe.all(0)
-    if not bool(unsafe.any()):
-        return RowSums(sums, size, most, largest)
-    x, y = a[unsafe].double(), b[unsafe].double()
-    odd = ~(x.isfinite() & y.isfinite())
-    agree = odd & ((x == y) | (x.isnan() & y.isnan()))
-    sums[:, unsafe], d = _sums(x.masked_fill(odd, 0), y.masked_fill(odd, 0))
-    size[unsafe] = d.abs().to(size.dtype)
-    most = size.amax(1)
-    lone = torch.zeros_like(size, dtype=torch.bool)
-    lone[unsafe] = odd & ~agree
-    return RowSums(sums, size, most, float(most.max()), lone, agree.sum())
+    if a.device.type == "cpu" and float(most.max()) <= atol:
+        beyond = torch.zeros_like(most)
+    else:  # a GPU does this in the time of waiting for it
+        beyond = b.abs().mul_(rtol).add_(atol).lt_(size).sum(1)
+    return torch.stack([*norms, products, total, most, beyond]), size
 
 
-def _sums(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The five sums of each row, and a − b."""
-    d = a - b
-    norms = (torch.linalg.vector_norm(x, dim=1) for x in (a, b, d))  # in half the time of a sum of squares
-    sums = torch.stack([*norms, torch.linalg.vecdot(a, d), d.sum(1)]).double()
-    sums[:3].square_()
-    return sums, d
+def _careful(a: Tensor, b: Tensor, unsafe: Tensor, rtol: float, atol: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The same in float64 for the unsafe rows, with squares for norms; their odd entries, which are left out; and
+    |a − b| of all rows.
+    """
+    size = (a - b).abs_()
+    a, b = a[unsafe].double(), b[unsafe].double()
+    odd, agree = _odd(a, b)
+    table, distances = _part(a.masked_fill(odd, 0), b.masked_fill(odd, 0), rtol, atol)
+    table[:3].square_()
+    size[unsafe] = distances.to(size.dtype)
+    return table, torch.stack([(odd & ~agree).sum(1), agree.sum(1)]).double(), size
+
+
+def _odd(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Which entries are NaN or infinite, and about which of them both sides agree."""
+    odd = ~(a.isfinite() & b.isfinite())
+    return odd, odd & ((a == b) | (a.isnan() & b.isnan()))
+
+
+def _distance(a: Tensor, b: Tensor) -> Tensor:
+    return (a - b).abs_()
+
+
+def _distance_of_finite(a: Tensor, b: Tensor) -> Tensor:
+    return _distance(a.double(), b.double()).masked_fill_(_odd(a, b)[0], 0)
+
+
+def _is_lone(a: Tensor, b: Tensor) -> Tensor:
+    odd, agree = _odd(a, b)
+    return (odd & ~agree).int()
 
 
 def squared_error(a: Tensor, b: Tensor, keep: Tensor | None = None) -> Tensor | None:
     """(2,) Σ (a − b)² and Σ a² over all entries, in float64 on the CPU; None if one is NaN or infinite on one side."""
-    total = torch.zeros(2, dtype=torch.float64)
     if keep is None:
         a, b = real_numbers(a)[None], real_numbers(b)[None]  # one row, also for a single number
-    for piece in pieces(a, b, keep):
-        norms = [torch.linalg.vector_norm(x) for x in (piece.a - piece.b, piece.a)]
-        sums = torch.stack(norms).cpu().double().square_()
-        if not SAFE_ENOUGH < float(sums[1]) < SAFE[1] or not float(sums[0]) < SAFE[1]:
-            again = row_sums(piece.a, piece.b)
-            if again.lone is not None and bool(again.lone.any()):
-                return None
-            sums = again.sums[[2, 0]].sum(1).cpu()
-        total += sums
-    return total
+    pieces = Pieces.of(a, b, keep)
+    norms = []
+    for number in range(len(pieces.cuts)):
+        x, y = pieces[number]
+        norms.append(torch.stack([torch.linalg.vector_norm(each, dim=1) for each in (x - y, x)]))
+    if not norms:
+        return torch.zeros(2, dtype=torch.float64)
+    sums = pieces.table(norms, 2).sum(1).cpu()
+    if SAFE_ENOUGH < float(sums[1]) < SAFE[1] and float(sums[0]) < SAFE[1]:
+        return sums
+    again = Entries.of(a, b, keep=keep)
+    return None if bool(again.lone) else torch.stack([again.dd.sum(), again.aa.sum()]).cpu()
 
 
 @lru_cache(maxsize=8)  # the sites of a chunk share them
