@@ -163,3 +163,14 @@ def test_a_forbidden_class_is_infinitely_far() -> None:
     a[3, 1] = -math.inf
     both.add(a, b)
     assert math.isfinite(rows(both)["kl_largest"].value)
+
+
+@pytest.mark.parametrize("width", [10, 128, 300])
+def test_the_first_of_equal_logits_is_chosen(width: int) -> None:
+    x = torch.randint(0, 3, (50, width), generator=torch.Generator().manual_seed(0)).float()
+    x[0], x[1] = -torch.inf, torch.arange(width)
+    most, place = answers._largest(x)
+    assert most.tolist() == x.amax(1).tolist()
+    assert place.tolist() == [row.index(max(row)) for row in x.tolist()]
+    x[2, width - 1] = torch.nan
+    assert bool(answers._largest(x)[0][2].isnan())

@@ -194,3 +194,71 @@ def test_compare_says_what_to_use_instead() -> None:
         sosie.compare({"a": x}, {"b": y}, measures=["relative_error"])
     with pytest.raises(ValueError, match="one shape"):
         Entries.of(torch.ones(3, 2), torch.ones(3, 4))
+
+
+HOSTILE = {
+    "huge": 1e30,
+    "tiny": 1e-30,
+    "subnormal": 1e-41,
+    "of all sizes": torch.logspace(-25, 25, 40, dtype=torch.float64)[:, None],
+}
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_sums_are_those_of_float64(kind: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where some rows need float64, and where padding, which does not count, holds what is worst."""
+    x, y = (HOSTILE[kind] * each for each in near_pair(n=40, width=5000, size=0.1))
+    a, b = x.float().reshape(4, 10, -1), y.float().reshape(4, 10, -1)
+    a[1, 2], b[3, 3] = 0, a[3, 3]
+    keep = torch.ones(4, 10)
+    if padded:
+        keep[:, 8:] = 0
+        a[0, 8, 7], b[2, 9] = torch.nan, torch.inf
+    for piece in (3000, 2**17):
+        monkeypatch.setitem(entries.PIECE, "cpu", piece)
+        found = Entries.of(a, b, keep=keep) if padded else Entries.of(a, b)
+        some = keep.bool()
+        for name, value in truth(a[some], b[some]).items():
+            scale = truth(a[some].abs(), -b[some].abs())["d"] if name == "d" else 0.0
+            near = pytest.approx(value, rel=1e-6, abs=max(1e-6 * abs(scale), 1e-90))
+            assert float(getattr(found, name).sum()) == near, name
+        most = (a.double() - b.double()).abs().masked_fill(~some[..., None], 0).flatten(1)
+        assert float(found.largest) == pytest.approx(float(most.max()), rel=1e-6)
+        assert found.at.tolist() == list(divmod(int(most.argmax()), most.shape[1]))
+        count = int(some.sum()) * 5000
+        assert (found.entries, int(found.counts.sum()), int(found.lone), int(found.alike)) == (count, count, 0, 0)
+        error = squared_error(a, b, keep if padded else None)
+        assert error is not None
+        expected = truth(a[some], b[some])
+        assert error.tolist() == pytest.approx([expected["dd"], expected["aa"]], rel=1e-6, abs=1e-90)
+
+
+def test_odd_entries_count_unless_they_are_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = torch.arange(1.0, 241).reshape(4, 10, 6)
+    b = a + 1
+    a[2, 9, 4] = b[1, 3, 5] = b[0, 9, 0] = torch.nan
+    a[3, 0, 1] = b[3, 0, 1] = torch.inf
+    keep = torch.ones(4, 10)
+    keep[:2, 9] = 0
+    for piece in (4, 20, 10_000):
+        monkeypatch.setitem(entries.PIECE, "cpu", piece)
+        found = Entries.of(a, b, keep=keep, start=7)
+        assert (int(found.lone), int(found.alike), found.lone_at.tolist()) == (2, 1, [8, 23])
+        assert float(found.dd.sum()) == pytest.approx(225, rel=1e-6)
+        assert (float(found.largest), found.entries) == (1, 228)
+        assert int(found.mismatched) == 227
+        assert int(found.counts[entries._bins(torch.ones(1))]) == 225
+        assert squared_error(a, b, keep) is None
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0), (1, 1), (1,)])
+def test_nothing_and_one_entry(shape: tuple[int, ...]) -> None:
+    a = torch.full(shape, 3.0)
+    found = Entries.of(a, a - 2)
+    assert (found.entries, found.inputs, float(found.dd.sum())) == (a.numel(), shape[0], 4 * a.numel())
+    assert (float(found.largest), found.at.tolist()) == (2.0 * bool(a.numel()), [0, 0])
+    assert (int(found.counts.sum()), int(found.mismatched)) == (a.numel(), a.numel())
+    error = squared_error(a, a - 2)
+    assert error is not None
+    assert error.tolist() == [4 * a.numel(), 9 * a.numel()]

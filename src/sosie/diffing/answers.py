@@ -21,6 +21,7 @@ from ..stats.sampling import dealt_groups
 SLICE = {"cpu": 2**17, "cuda": 2**24}  # logits of each model that are held in float32 at a time
 NEAR = 2**-5  # logits that differ by no more, but for a shift of all, have a KL divergence by its series
 FAR = 50.0  # log-probabilities that differ by more are reduced in float64
+BLOCK = 128  # logits of which the largest is found first
 PER_OCTAVE = 32  # bins of the histogram of KL divergences: a quantile is within 1.1 % of the exact one
 LEAST, MOST = -60, 20  # log₂ of the divergences that bins tell apart; below 2⁻⁶⁰ they count as 0
 
@@ -84,9 +85,13 @@ class AnswerSums:
         step = max(1, SLICE.get(a.device.type, SLICE["cpu"]) // classes)
         parts = []
         for start in range(0, count, step):
-            rows = slice(start, min(start + step, count)) if index is None else index[start : start + step]
-            x, y = (side[rows if index is None else rows.to(side.device)] for side in (a, b))  # type: ignore[union-attr]
-            parts.append(_by_prediction(x, y, None if right is None else right[rows]))
+            stop = min(start + step, count)
+            if index is None:
+                some = [side[start:stop] for side in (a, b, right) if side is not None]
+            else:  # index_select takes a quarter of the time of an index in brackets
+                rows = index[start:stop]
+                some = [side.index_select(0, rows.to(side.device)) for side in (a, b, right) if side is not None]
+            parts.append(_by_prediction(some[0], some[1], some[2] if right is not None else None))
         if parts:
             numbers = {name: torch.cat([part[name] for part in parts]).cpu() for name in parts[0]}
             of_tokens = tokens if logits_a.ndim == 3 else None
@@ -206,7 +211,7 @@ def _by_prediction(x: Tensor, y: Tensor, right: Tensor | None) -> dict[str, Tens
     """What two models predict for the same rows of logits, (n,) numbers each."""
     wide = torch.float64 if torch.float64 in (x.dtype, y.dtype) else torch.float32
     x, y = x.to(wide), y.to(x.device, wide)
-    (most_x, first_x), (most_y, first_y) = x.max(1), y.max(1)
+    (most_x, first_x), (most_y, first_y) = _largest(x), _largest(y)
     # −∞ forbids a class; NaN and +∞ leave no prediction.
     numbers = {"whole_a": most_x.isfinite(), "whole_b": most_y.isfinite()}
     numbers |= {"kl": divergence(x, y), "equal": (first_x == first_y).double()}
@@ -218,6 +223,21 @@ def _by_prediction(x: Tensor, y: Tensor, right: Tensor | None) -> dict[str, Tens
         )
         numbers |= {"marked": marked.double(), "change": theirs.exp() - ours.exp(), "log_a": ours, "log_b": theirs}
     return numbers
+
+
+def _largest(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest of each row and its place, as `x.max(1)`, in a third of the time on a CPU: first of blocks."""
+    blocks = x[:, : x.shape[1] // BLOCK * BLOCK].unflatten(1, (-1, BLOCK))
+    if x.device.type != "cpu" or not blocks.numel():
+        most, place = x.max(1)
+        return most, place
+    most, block = blocks.amax(2).max(1)
+    place = BLOCK * block + blocks[torch.arange(len(x)), block].argmax(1)
+    if blocks.numel() < x.numel():
+        rest, where = x[:, blocks[0].numel() :].max(1)
+        place = torch.where(rest > most, blocks[0].numel() + where, place)
+        most = torch.maximum(most, rest)
+    return most, place
 
 
 def divergence(x: Tensor, y: Tensor) -> Tensor:

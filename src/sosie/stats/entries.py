@@ -84,8 +84,8 @@ class Entries:
         table = pieces.table(parts)
         unsafe, rows = pieces.unsafe(table)
         odd = table.new_zeros(2, table.shape[1])  # entries that are NaN or infinite: on one side alone, on both
-        for number, span in enumerate(pieces.spans()) if unsafe is not None else ():
-            if bool((here := unsafe[span]).any()):
+        for number, span in enumerate(pieces.spans()):
+            if unsafe is not None and bool((here := unsafe[span]).any()):
                 table[:, span][:, here], odd[:, span][:, here], size = _careful(*pieces[number], here, rtol, atol)
                 sampled[number] = _every(step, number, size)
         most, lone = table[5], odd[0]
