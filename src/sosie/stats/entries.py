@@ -103,7 +103,7 @@ class Entries:
         shift = torch.tensor([start, 0], device=aa.device)
         bins = _bins(torch.cat(sampled or [aa.new_zeros(0)]))
         if pieces.kept is not None:  # padding is counted in one more bin
-            bins = torch.where(pieces.kept[_sampled(*pieces.layout, step)], bins, BINS)
+            bins = torch.where(pieces.kept.index_select(0, _sampled(*pieces.layout, step)), bins, BINS)
         counts = torch.bincount(bins, minlength=BINS + 1)[:BINS] * step
         largest = most.max() if len(most) else aa.new_zeros(())
         return cls(
