@@ -27,8 +27,8 @@ def _without_torchs_own_warnings() -> Iterator[None]:
         yield
 
 
-def program(model: nn.Module) -> Any:
-    return torch.export.export(model, (X,), dynamic_shapes=({0: torch.export.Dim("inputs")},))
+def program(model: nn.Module, x: Tensor = X) -> Any:
+    return torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("inputs")},))
 
 
 def module_of(exported: Any) -> nn.Module:
@@ -102,6 +102,32 @@ def test_an_exported_program_is_given_its_arguments_as_it_takes_them(named: tupl
             assert d.same, d.verdict
         with pytest.raises(TypeError, match="takes input_ids, attention_mask, and is given 1 without a name"):
             sosie.diff(model, given, ids, inputs_a=lambda x: (x, mask[: len(x)]))
+
+
+class Twice(nn.Module):
+    """A layer that is called twice, and code that names types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        y = self.inner(y / y.float().square().mean(-1, keepdim=True).sqrt().to(x.dtype))
+        return self.last(y + torch.arange(6, dtype=x.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_floor_of_an_exported_program_is_that_of_its_model(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(24, 6, dtype=dtype)
+    for model, inputs in ((Twice().to(dtype), x), (A, X))[: 1 + (dtype == torch.float32)]:
+        own = program(model, inputs)
+        d, expected = sosie.diff(own, model, inputs), sosie.diff(model, model, inputs)
+        assert d.floor == expected.floor
+        assert d.floor.endswith({torch.float32: "A in float64", torch.bfloat16: "A in float32"}[dtype])
+        assert not d.caveats
+        assert d.sites[-1].floor == pytest.approx(expected.sites[-1].floor, rel=1e-3)
 
 
 def test_an_exported_program_keeps_its_mode_and_can_be_compared() -> None:

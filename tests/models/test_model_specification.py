@@ -149,6 +149,7 @@ def test_weights_are_looked_for_in_the_listed_folders(tmp_path: Path, monkeypatc
         ([0] * 1000, r"got \[0, 0, 0, 0, 0, 0, \.\.\.\]"),
         ("tinny10", "did you mean 'tiny10'"),
         ("w.safetensors", "names no architecture: write tiny10@w.safetensors"),
+        ("net.pt2", r"unpickles, .* give torch\.export\.load\('net\.pt2'\) in Python, or write a function"),
         ("net.py", "names no function: write net.py:factory"),
         ("net.py@w.pt", "names no function"),
         ("tiny10(", "cannot read"),
@@ -176,11 +177,13 @@ def test_your_own_factory(tmp_path: Path) -> None:
     (tmp_path / "layers.py").write_text("from torch import nn\nclass Mine(nn.Linear): pass\n")
     file = tmp_path / "net.py"
     file.write_text(
+        "import torch\n"
         "from layers import Mine\n"
         "def plain(width=2): return Mine(width, 3)\n"
         "def prepared(): return Mine(2, 3), lambda x: x - 1\n"
         "def wrong(): return 5\n"
         "def half(): return Mine(2, 3), 5\n"
+        "def exported(): return torch.export.export(Mine(2, 3), (torch.ones(2, 2),))\n"
     )
     path = save(nn.Linear(2, 3), tmp_path / "w.safetensors", normalise="mean .5 std .5")
     assert open_model(f"{file}:plain").name == "net:plain"
@@ -190,6 +193,7 @@ def test_your_own_factory(tmp_path: Path) -> None:
     assert loaded.prepare == Normalise((0.5,), (0.5,))
     assert open_model(f"{file}:prepared@{path}").prepare(1) == 0
     assert not loaded.model.training
+    assert open_model(f"{file}:exported").model(torch.ones(2, 2)).shape == (2, 3)
     with pytest.raises(TypeError, match=r"wrong in .* it returned int"):
         open_model(f"{file}:wrong")
     with pytest.raises(TypeError, match=r"returned \(Mine, int\)"):

@@ -23,13 +23,14 @@ from ..capture.calls import Seen, calls_inside
 from ..capture.restore import borrowed
 from ..capture.sites import Names, SilentSite, ancestors, find_name, split_call
 from ..checks import listed
-from ..engine.network import OUTPUT, AsExported, for_each, models_and_data, number_duplicates, pairing_notes
+from ..engine.network import OUTPUT, for_each, models_and_data, number_duplicates, pairing_notes
 from ..engine.outputs import ids_in, right_answers
 from ..engine.plan import MEMORY, parse_size
 from ..engine.provenance import provenance
 from ..engine.stream import CACHE, Stream
 from ..files import OtherFile
 from ..measures import largest_difference, least_row_cosine, mismatched_share, relative_error, row_cosine
+from ..models.exported import AsExported
 from ..models.values import Part
 from ..progress import Progress
 from ..results import QUANTILES, Diff, Place, SiteDiff, counted

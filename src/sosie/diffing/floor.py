@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from ..checks import one_of, positive
 from ..engine.mixing import MIXES, UNKNOWN
 from ..engine.plan import size_text
 from ..measures import relative_error
+from ..models.exported import copy_in
 from ..models.onnx_file import OnnxModel
 from ..process_state import matmul_precision, switched
 from ..stats import coarser
@@ -136,7 +136,7 @@ class Floor:
             )
             return
         try:
-            model = copy.deepcopy(unwrap(self.a.model)).to(dtype)
+            model = copy_in(dtype, unwrap(self.a.model), self.a.dtype)
         except (RuntimeError, TypeError, NotImplementedError, AttributeError) as error:  # not every model can be copied
             self.caveats.append(
                 f"the floor lacks the rounding of A, of which no copy could be made: {_first_sentence(error)}"

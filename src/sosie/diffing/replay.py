@@ -44,7 +44,8 @@ from ..capture.sites import (
     split_call,
     tensors_at,
 )
-from ..engine.network import OUTPUT, AsExported, Network
+from ..engine.network import OUTPUT, Network
+from ..models.exported import AsExported
 from ..models.values import NotSaved, ValueModel, value_model_in
 from ..process_state import kept_random_state, products
 from ..stats import Entries, real_numbers, squared_error

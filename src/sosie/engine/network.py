@@ -38,6 +38,7 @@ from ..capture.sites import NoRows, SilentSite, Site, SiteError, Watch, answer_i
 from ..checks import listed
 from ..files import OtherFile
 from ..models import NamedModel, open_model, weights_of, with_name
+from ..models.exported import AsExported, with_layers
 from ..models.values import value_model_in
 from ..process_state import kept_random_state, without_autocast
 from ..results import Side, counted
@@ -398,32 +399,6 @@ class Network:
     def counts(self) -> dict[str, Tensor]:
         """If an input gives several rows: the number for each input of the last chunk, by site; else empty."""
         return self._counts
-
-
-class AsExported(nn.Module):
-    """The module of a program of torch.export, which has no mode to set: it runs as it was exported."""
-
-    def __init__(self, program: nn.Module) -> None:
-        super().__init__()
-        self.program, self.training = program, False
-
-    def train(self, mode: bool = True) -> Self:
-        self.training = mode
-        return self
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.program(*args, **kwargs)
-
-
-def with_layers(model: Any) -> Any:
-    """A program of torch.export as modules with the names of the layers that it was made of; others as they are.
-
-    Of an `ExportedProgram` only: its `module()` no longer says which operation belongs to which layer.
-    """
-    if isinstance(model, nn.Module):
-        made_by_export = isinstance(model, torch.fx.GraphModule) and "_guards_fn" in model._modules
-        return AsExported(model) if made_by_export else model
-    return torch.export.unflatten(model) if type(model).__name__ == "ExportedProgram" else model
 
 
 @dataclass

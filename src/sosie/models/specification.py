@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .. import plugins
 from ..checks import call_text, check_options, listed, natural, nearest, one_of, parse_call, whole_number
 from ..factory import find_file, import_library, load_factory
+from .exported import with_layers
 from .weights import PICKLE_SUFFIXES, TORCH_SUFFIXES, fit_weights, load_weights, masked_weights, read_weights
 
 # Architectures by name, entered by a decorator
@@ -411,7 +412,8 @@ def open_model(spec: str, *, seed: int = 0, head: bool = False) -> NamedModel:
     - `tiny10@weights.safetensors`: sosie's architecture; options that are left out are read from the file
     - `resnet20(width=2, shortcut='B')`: options as Python literals; random weights from `seed`
     - any name that an installed package offers under the entry point `sosie.models`, a function that returns a module
-    - `path/to/file.py:factory@weights.safetensors`: your own, which returns a module or (module, prepare)
+    - `path/to/file.py:factory@weights.safetensors`: your own, which returns a module or a program of
+      `torch.export`, or (module, prepare)
     - `torchvision:resnet18`, `timm:…`: random, `@DEFAULT` for the library's own weights, or `@file`; models with
       weights get the library's normalisation
     - `hf:folder`: a folder written by transformers' save_pretrained, with its tokeniser; `hf:folder(head=True)`, or
@@ -446,6 +448,12 @@ def _open_built_in(spec: str, seed: int) -> tuple[nn.Module, str, Prepare | None
     if suffix in (".safetensors", *TORCH_SUFFIXES, *PICKLE_SUFFIXES):
         raise ValueError(
             f"{call!r} names no architecture: write tiny10@{call}, or path/to/file.py:factory@{call}{_hint(call)}"
+        )
+    if suffix == ".pt2":
+        raise ValueError(
+            f"{call!r} is a program of torch.export, and torch.export.load unpickles, which can run any code: sosie "
+            f"never does it. If you trust the file, give torch.export.load({call!r}) in Python, or write a function "
+            "that returns it, path/to/file.py:factory"
         )
     if hint := _hint(call):
         raise ValueError(f"{call!r} names no architecture{hint}")
@@ -483,6 +491,7 @@ def _open_file(file: str, rest: str, seed: int) -> tuple[nn.Module, str, Prepare
     with _globally_seeded(seed):
         result = factory()
     model, prepare = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
+    model = with_layers(model)
     if not isinstance(model, nn.Module) or not (prepare is None or callable(prepare)):
         pair = f"({type(model).__name__}, {type(prepare).__name__})"
         got = type(result).__name__ if result is model else pair
