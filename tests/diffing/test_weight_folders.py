@@ -107,3 +107,59 @@ def test_another_type_is_said(tmp_path: Path) -> None:
     d = sosie.diff(folder(tmp_path / "a", weights()), folder(tmp_path / "b", half))
     assert "6 have another type (float32 in A, bfloat16 in B)" in d.verdict
     assert "no more than the rounding of bfloat16" in d.verdict
+
+
+def merged(dtype: torch.dtype, sizes: Tensor, change: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Weights of a type, and after a relative change with these singular values was added to them in float32."""
+    random = torch.Generator().manual_seed(seed)
+    base = torch.randn(512, 384, generator=random).to(dtype)
+    u, v = (torch.linalg.qr(torch.randn(n, len(sizes), generator=random))[0] for n in base.shape)
+    delta = u * sizes @ v.T
+    return base, (base.float() + delta * (change * base.float().norm() / delta.norm())).to(dtype)
+
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_rank_of_a_merged_lora_is_counted_above_the_rounding_of_the_type(dtype: torch.dtype) -> None:
+    for rank in (1, 2, 4, 8, 16, 32):
+        base, tuned = merged(dtype, torch.ones(rank), 0.05)
+        d = sosie.diff({"w": base}, {"w": tuned})
+        assert d.weights[0].low_rank == rank
+        assert (f"rank {rank} of 384, as a LoRA" in d.weights[0].notes) == (rank > 1)
+        # Where sizes fall far enough that rounding hides the last of them, no rank is stated that is not the true one.
+        base, tuned = merged(dtype, 0.7 ** torch.arange(rank), 0.01)
+        (row,) = sosie.diff({"w": base}, {"w": tuned}).weights
+        said = [int(note.split()[1]) for note in row.notes if "or more: smaller directions" in note]
+        assert row.low_rank in (rank, None)
+        assert all(2 <= least <= rank for least in said)
+        assert (said == []) == (row.low_rank == rank or rank == 1)
+        assert row.low_rank == rank or dtype != torch.float32
+        assert said or dtype == torch.float32 or rank < 16
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("change", [0.1, 0.01, 0.003, 0.001])
+def test_a_fine_tune_of_all_directions_is_no_lora(dtype: torch.dtype, change: float) -> None:
+    """Whose smaller directions are below the rounding of the type, where sizes fall steeply."""
+    for power in (0.0, 0.5, 1.0, 1.5, 2.0):
+        d = sosie.diff(*({"w": w} for w in merged(dtype, torch.arange(1.0, 385.0) ** -power, change)))
+        assert d.weights[0].low_rank is None
+        assert "LoRA" not in d.as_text()
+
+
+def test_rows_that_are_wider_than_what_is_read_at_a_time() -> None:
+    random = torch.Generator().manual_seed(0)
+    base = torch.randn(8, 2**18 + 5, generator=random)
+    delta = torch.randn(8, 1, generator=random) @ torch.randn(1, 2**18 + 5, generator=random)
+    assert sosie.diff({"w": base}, {"w": base + delta}).weights[0].low_rank == 1
+
+
+def test_large_integers_are_compared_exactly() -> None:
+    low, high = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
+    (row,) = sosie.diff({"w": torch.tensor([2**60, 3, 2**60])}, {"w": torch.tensor([2**60, 3, 2**60 + 1])}).weights
+    assert (row.equal, row.largest, row.at) == (False, 1.0, (2,))
+    assert row.change == pytest.approx(2**-60.5)
+    (row,) = sosie.diff({"w": torch.tensor([low, high])}, {"w": torch.tensor([high, high])}).weights
+    assert row.largest == 2.0**64

@@ -20,7 +20,7 @@ from ..capture.sites import named_parameters, unwrap
 from ..checks import listed
 from ..engine.provenance import provenance
 from ..files import CODES, DamagedFile, check_hash, check_schema
-from ..linalg.products import eigen, eigenvalues
+from ..linalg.products import eigen, eigenvalues, orthonormal, singular
 from ..models import open_model
 from ..models.weights import PICKLE_SUFFIXES, TORCH_SUFFIXES, WHY_NO_PICKLE, read_weights
 from ..process_state import products
@@ -50,7 +50,8 @@ def diff_weights(a: Source, b: Source, *, names: tuple[str | None, str | None] =
     to another is no difference. `same` is True if all tensors are equal, number for number, whatever their types and
     names. Each row has the relative change ‖a − b‖ / ‖a‖ (None where it is undefined: another shape, NaN), the largest
     change with its place, and of matrices the effective rank of the change, (Σ σ²)² / Σ σ⁴ of its singular values, from
-    sampled rows; `low_rank` is its rank, if that is low down to the rounding of the type.
+    sampled rows; `low_rank` is its rank, if that is low and nothing but the rounding of the type is left, and rounding
+    cannot hide a further direction; where it can, a note says "rank 7 or more".
     """
     both_modules = isinstance(a, nn.Module) and isinstance(b, nn.Module)
     side_a, side_b = (open_weights(side, name, unsaved=both_modules) for side, name in zip((a, b), names, strict=True))
@@ -674,9 +675,10 @@ def _differences(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         x, y = x.to(torch.complex128), y.to(torch.complex128)
         return x.abs(), y.abs(), (y - x).abs(), x != y
     if not x.is_floating_point() and not y.is_floating_point():
-        changed = x.long() != y.long()  # float64 has fewer digits
+        apart = y.long() - x.long()  # float64 has fewer digits
         x, y = x.double(), y.double()
-        return x, y, torch.where(changed, y - x, 0.0), changed
+        d = torch.where((y - x).abs() < 2.0**62, apart.double(), y - x)  # of larger ones the difference overflows
+        return x, y, d, d != 0
     x, y = _widened(x), _widened(y)
     if x.dtype != y.dtype:
         x, y = x.double(), y.double()
@@ -715,6 +717,11 @@ def _without_odd(sums: ChangeSums, x: Tensor, y: Tensor, start: int) -> tuple[Te
 DRAWN = (128, 512)  # rows that are drawn; more only where the rank may be low
 LOW = 0.25  # of full rank, above which a rank is not low
 SLACK = 2.0  # times the rounding that a type explains, for weights that were merged in several steps
+CHANCE = 1.1  # times its energy, by which that of a few rows differs from that of all
+GAP = (
+    4.0  # times what rounding reaches, beyond which a direction is none of it; σₖ that fall as 1 / k² have no such gap
+)
+BESIDE = 16  # directions that are looked at beside those that may be found
 WHOLE = 2**26  # entries of a matrix that may be held whole
 ROUNDED = 32  # rows by which rounding is judged
 TINY = 1e-12  # share of the largest σ², below which they are rounding in products of float64
@@ -738,10 +745,15 @@ def _with_spectrum(row: TensorDiff, sums: ChangeSums, a: OpenTensor, b: OpenTens
         if draws > len(rows):
             picked = change.draw(draws)
             rows = change.rows(picked)
-        if low := change.low_rank(picked, rows):
-            lora = f"rank {low} of {min(a.shape):,}, as a LoRA"
-            return replace(row, low_rank=low, notes=(*row.notes, lora) if low > 1 else row.notes)
+        if found := change.low_rank(picked, rows):
+            low, exact = found
+            words = f"rank {low} of {min(a.shape):,}" + (", as a LoRA" if exact else f" or more: {FROM_ROUNDING}")
+            notes = (*row.notes, words) if low > 1 else row.notes
+            return replace(row, low_rank=low if exact else None, notes=notes)
     return row
+
+
+FROM_ROUNDING = "smaller directions cannot be told from rounding"
 
 
 def _whole(tensor: OpenTensor) -> Tensor:
@@ -812,34 +824,71 @@ class _Change:
         between = float(((unit @ unit.T).square() * others).sum()) / pairs
         return 1 / (float(self.squares.square().sum()) / self.total**2 + between)
 
-    def low_rank(self, picked: Tensor, d: Tensor) -> int | None:
-        """The number of directions beyond rounding, if they are few and all of D lies in them."""
-        weights = self._weights(picked)
-        d = d * weights[:, None]
-        rounding = self._rounding(picked[:ROUNDED])
-        step = SLACK * float((rounding * weights[:ROUNDED].square()).mean()) ** 0.5
-        noise = step * (len(d) ** 0.5 + d.shape[1] ** 0.5)
-        most = min(LOW * min(self.a.shape), len(d) / 2)
+    def low_rank(self, picked: Tensor, d: Tensor) -> tuple[int, bool] | None:
+        """The number of directions beyond rounding, if they are few, and whether rounding hides no further ones.
+
+        None if what is outside these directions is more than rounding.
+        """
+        d = d * self._weights(picked)[:, None]
+        rounding = self._rounding(torch.linspace(0, self.a.shape[0] - 1, ROUNDED).long())
+        step = float(rounding.mean()) ** 0.5
+        most = int(min(LOW * min(self.a.shape), len(d) / 2))
         # A part of the columns has no higher rank, and shows sooner that it is not low.
         some = d[:, torch.randperm(d.shape[1], generator=torch.Generator().manual_seed(0))[: len(d)]]
-        if int((eigenvalues(some @ some.T) > noise**2).sum()) > most:
+        noise = step * (len(d) ** 0.5 + d.shape[1] ** 0.5)
+        if int((eigenvalues(some @ some.T) > (2 * SLACK * noise) ** 2).sum()) > most or not most:
             return None
         values, vectors = eigen(d @ d.T)
-        beyond = values > max(noise**2, TINY * float(values[-1]))
-        rank = int(beyond.sum())
-        if not 0 < rank <= most:
+        taken = min(most, 2 * int((values > max(noise**2, TINY * float(values[-1]))).sum())) + BESIDE
+        sizes, edges, rest = self._directions(orthonormal(d.T @ vectors[:, -taken:])[0])
+        count = len(sizes)
+        while count and sizes[count - 1] <= edges[count]:  # its own rest is what a direction must stand out of
+            count -= 1
+        clear = int((sizes[:count] > GAP * edges[count]).sum())
+        explained = float(rounding.mean()) * self.a.count + TINY * self.total
+        if not 0 < clear <= count <= most or rest[count] > SLACK**2 * explained:
             return None
-        directions = torch.linalg.qr(d.T @ (vectors[:, beyond] / values[beyond].sqrt()))[0]  # (p, rank)
-        allowed = SLACK**2 * float(rounding.mean()) * self.a.count + TINY * self.total
-        return rank if self._outside(directions) <= allowed else None
+        return clear, clear == count and float(rest[count]) <= CHANCE * explained
 
-    def _outside(self, directions: Tensor) -> float:
-        """Σ of squares of what of D does not lie in these directions (p, rank)."""
-        outside, width = 0.0, self.a.shape[1]
-        for span in _spans(self.a.count, width):
-            d = (_double(self.b.read(*span)) - _double(self.a.read(*span))).view(-1, width)
-            outside += float((d - (d @ directions) @ directions.T).square().sum())
-        return outside
+    def _directions(self, basis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of the part of D near a basis (p, k): its singular values σ, descending; then, for the k + 1 numbers of them
+        that may be taken away, the largest singular value that noise as large as the rest can have, and Σ of squares of
+        the rest.
+        """
+        width = self.a.shape[1]
+        step = max(1, PIECE // width) * width  # of whole rows
+        spans = [(start, min(start + step, self.a.count)) for start in range(0, self.a.count, step)]
+        columns, right = (torch.zeros(*shape, dtype=torch.float64) for shape in ((width,), (basis.shape[1], width)))
+        left, by_row = [], []
+        for span in spans:
+            d = self._between(*span)
+            left.append(d @ basis)
+            by_row.append(d.square().sum(1))  # in float64, which `squares` is not
+            columns += d.square().sum(0)
+        q, start = orthonormal(torch.cat(left))[0], 0
+        for span in spans:
+            d = self._between(*span)
+            right += q[start : start + len(d)].T @ d
+            start += len(d)
+        u, sizes, v = singular(right)
+        taken = sizes.square().cumsum(0)
+        rest = (columns.sum() - torch.cat([taken.new_zeros(1), taken])).clamp(min=0)
+        edges = torch.zeros(len(sizes) + 1, dtype=torch.float64)
+        # ‖noise‖ of independent entries is at most about the largest norm of a row and of a column together (Bandeira
+        # and van Handel, 2016, Annals of Probability 44): where all are equal, the edge of Marchenko and Pastur.
+        rows, own, other = torch.cat(by_row), (q @ u) * sizes, v.T * sizes
+        for k in range(len(edges)):
+            edges[k] = sum(
+                (norms.max().clamp(min=0) / max(1 - k / len(held), 0.5)).sqrt()
+                for norms, held in ((rows, columns), (columns, rows))
+            )
+            if k < len(sizes):
+                rows, columns = rows - own[:, k].square(), columns - other[:, k].square()
+        return sizes, edges.clamp(min=TINY**0.5 * float(sizes[0])), rest
+
+    def _between(self, start: int, stop: int) -> Tensor:
+        """(rows, p) float64: a span of whole rows of D."""
+        return (_double(self.b.read(start, stop)) - _double(self.a.read(start, stop))).view(-1, self.a.shape[1])
 
 
 def _rounding(x: Tensor, dtype: torch.dtype | None) -> Tensor:
@@ -881,6 +930,8 @@ def _verdict(rows: Sequence[TensorDiff]) -> str:
         low = sum((row.low_rank or 0) > 1 for row in changed)
         span = f"{ranks[0]}" if len(ranks) == 1 else f"{ranks[0]} to {ranks[-1]}"
         details.append(f"{low:,} changed by a matrix of rank {span}, as a LoRA does")
+    if some := sum(note.endswith(FROM_ROUNDING) for row in changed for note in row.notes):
+        details.append(f"{some:,} changed along few directions and by rounding, which hides the rank")
     rounded = {note for row in changed for note in row.notes if note.startswith(ROUNDING.format(""))}
     if len(rounded) == 1 and all(rounded <= set(row.notes) for row in changed):
         details.append(f"each changed by {rounded.pop()}")
