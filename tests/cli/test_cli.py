@@ -291,6 +291,6 @@ def test_what_was_meant_is_named(tmp_path: Path) -> None:
 )
 def test_a_file_that_another_option_writes_is_refused(tmp_path: Path, option: str, file: str, right: str) -> None:
     found = run_here("weights", *MODELS, option, file, cwd=tmp_path)
-    assert found.returncode == 1
+    assert found.returncode == 2
     assert right in found.stderr
     assert not any(tmp_path.iterdir())

@@ -36,6 +36,7 @@ def test_the_exit_status_says_whether_they_are_the_same(tmp_path: Path) -> None:
     assert "base and ported" in html.read_text("utf-8")
     suite = ElementTree.parse(junit).getroot()
     assert suite.get("tests") == str(len(found.sites) + 1)
+    assert suite.get("errors") == "0"
     assert int(suite.get("failures") or 0) == 1 + sum(site.beyond for site in found.sites)
     code, text = status("diff", A, B, *options, "--json", "--no-replay")
     assert code == DIFFERENT
@@ -62,15 +63,35 @@ def test_a_tolerance_and_a_map(tmp_path: Path) -> None:
     ],
 )
 def test_trouble(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], match: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    match: str,
 ) -> None:
     from sosie.cli import main
 
-    monkeypatch.setattr("sys.argv", ["sosie", "diff", *arguments])
+    junit = tmp_path / "j.xml"
+    junit.write_text("of an earlier run")
+    monkeypatch.setattr("sys.argv", ["sosie", "diff", *arguments, "--junit", str(junit)])
     with pytest.raises(SystemExit) as left:
         main.run()
     assert left.value.code == 2
     assert match in capsys.readouterr().err
+    suite = ElementTree.parse(junit).getroot()
+    assert [suite.get(key) for key in ("tests", "failures", "errors")] == ["1", "0", "1"]
+    error = suite.find("testcase/error")
+    assert error is not None
+    assert match in str(error.get("message"))
+
+
+def test_a_wrong_ending_is_trouble_not_a_difference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from sosie.cli import main
+
+    monkeypatch.setattr("sys.argv", ["sosie", "diff", A, A, "--data", "demo", "--out", str(tmp_path / "d.csv")])
+    with pytest.raises(SystemExit) as left:
+        main.run()
+    assert left.value.code == 2
 
 
 def test_a_record_and_what_is_held_against_it(tmp_path: Path) -> None:

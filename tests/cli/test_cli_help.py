@@ -19,7 +19,7 @@ import sosie
 from sosie.capture import RULES
 from sosie.cli.help import split_help, term
 from sosie.cli.main import app
-from sosie.cli.options import GROUPS, ROWS
+from sosie.cli.options import GROUPS, OUTPUT, ROWS
 from sosie.data import specification
 from sosie.files import write_weights
 from sosie.linalg import FITS
@@ -169,3 +169,25 @@ def test_the_help_of_fit_names_every_fit() -> None:
     [of_fit] = [each.help for each in VERBS["stitch"].params if each.name == "fit"]
     for text in (of_fit, sosie.stitch.__doc__):
         assert set(FITS) <= set(re.findall(r"\w+", text))
+
+
+def test_files_that_a_verb_cannot_write_are_refused_before_it_runs() -> None:
+    """Of every verb; an option that writes JSON or a page may have no ending."""
+    written = {
+        (name, each.opts[0]): each
+        for name, verb in VERBS.items()
+        for each in verb.params
+        if each.metavar == "FILE" and each.rich_help_panel == OUTPUT
+    }
+    assert len(written) > 20
+    for (name, option), each in written.items():
+        for file in ("x.csv", "x.txt", "x.npz"):
+            with pytest.raises(ValueError, match=rf"{file}: this is written as \.") as caught:
+                each.callback(None, each, Path(file))
+            assert caught.value.exit_status == 2, (name, option)  # type: ignore[attr-defined]
+    with pytest.raises(
+        ValueError, match=r"--out a\.html: this is written as \.json; files that end in \.html are writ"
+    ):
+        CliRunner().invoke(app, ["diff", "a", "b", "--out", "a.html"], catch_exceptions=False)
+    with pytest.raises(ValueError, match=r"the file a\.zip: this is written as \.sosiezoo"):
+        CliRunner().invoke(app, ["zoo", "export", "nets", "a.zip"], catch_exceptions=False)

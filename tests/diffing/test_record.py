@@ -227,6 +227,8 @@ def test_what_is_refused(model: nn.Module, tmp_path: Path) -> None:
         record(model, X, path, max_rows=0)
     with pytest.raises(IsADirectoryError):
         record(model, X, tmp_path)
+    with pytest.raises(ValueError, match=r"a record is written as \.safetensors, got out=.*golden\.npz"):
+        record(model, X, tmp_path / "golden.npz")
     assert not [each for each in tmp_path.iterdir() if each.name != "golden.safetensors"]
 
 

@@ -11,7 +11,7 @@ from . import options as opt
 
 
 def demo(
-    out: Annotated[Path, opt.option(opt.OUTPUT, "FILE", "The page to write.")] = Path("demo.html"),
+    out: Annotated[Path, opt.file("The page to write.", opt.PAGE)] = Path("demo.html"),
     epochs: Annotated[int, opt.option(opt.RUN, "N", "Passes over the 2,000 training images.", min=1)] = 10,
     seed: Annotated[int, opt.option(opt.RUN, "N", "Seed of the first network; the second has the next.", min=0)] = 0,
 ) -> None:

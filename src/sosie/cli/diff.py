@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -58,7 +59,7 @@ def diff(
     memory: opt.Memory = None,
     out: opt.Out = None,
     html: opt.Html = None,
-    junit: Annotated[Path | None, opt.option(opt.OUTPUT, "FILE", "Write a test report as JUnit XML, for CI.")] = None,
+    junit: Annotated[Path | None, opt.file("Write a test report as JUnit XML, for CI.", ("", ".xml"))] = None,
     as_json: opt.AsJson = False,
     full: Annotated[bool, opt.flag(opt.OUTPUT, "--full", "Print every site and tensor.")] = False,
 ) -> None:
@@ -83,6 +84,11 @@ def diff(
         )  # fmt: skip
     except Exception as error:
         error.exit_status = TROUBLE  # type: ignore[attr-defined]
+        if junit is not None:
+            from ..report import write_junit_error
+
+            with suppress(OSError):  # the error may be that this file cannot be written
+                write_junit_error(f"{model_a} and {model_b}", opt.message_of(error), junit)
         raise
     if junit is not None:
         from ..report import write_junit

@@ -14,6 +14,7 @@ import typer
 from .. import __version__
 from . import papers, zoo
 from .help import Verb, Verbs
+from .options import message_of
 
 ZOO = "Make and search"
 VERBS = {
@@ -86,16 +87,5 @@ def run() -> None:
     except Exception as error:
         if os.environ.get("SOSIE_DEBUG"):
             raise
-        typer.secho(f"error: {_message(error)}", fg="red", err=True)
+        typer.secho(f"error: {message_of(error)}", fg="red", err=True)
         sys.exit(getattr(error, "exit_status", 1))
-
-
-def _message(error: Exception) -> str:
-    """Return the message, with its type if the message alone is not clear."""
-    plain = isinstance(error, (ValueError, TypeError, OSError, ImportError, MemoryError)) or not error.args
-    # str() of a KeyError is the repr of its message.
-    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-    notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
-    hint = "" if plain else "\n  (SOSIE_DEBUG=1 shows the traceback)"
-    name = "" if plain and text else f"{type(error).__name__}: "
-    return f"{name}{text}{notes}{hint}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from glob import glob
@@ -20,9 +20,9 @@ GROUPS = INPUTS, COMPARED, EVERY, WHICH, ABOUT, SURE, RUN, OUTPUT = (
 )  # of options in `--help`, in this order
 
 
-def argument(group: str, metavar: str, help: str, default: str | bool = True) -> Any:
+def argument(group: str, metavar: str, help: str, default: str | bool = True, **more: Any) -> Any:
     """An argument of a group; `default` says what is used if none is given and the signature has only None."""
-    return typer.Argument(metavar=metavar, help=help, show_default=default, rich_help_panel=group)
+    return typer.Argument(metavar=metavar, help=help, show_default=default, rich_help_panel=group, **more)
 
 
 def option(group: str, metavar: str, help: str, *names: str, default: str | bool = True, **more: Any) -> Any:
@@ -75,21 +75,34 @@ Device = Annotated[str | None, option(RUN, "DEVICE", "Compute on cpu, cuda, cuda
 Memory = Annotated[str | None, option(RUN, "SIZE", "Memory limit for statistics of the models, e.g. 4GiB.")]
 
 
-WRITES = {".json": "--out", ".html": "--html", ".htm": "--html"} | dict.fromkeys(
-    (".svg", ".png", ".pdf"), "sosie report FILE.json --plot (or a button of the page)"
-)  # what writes files of that ending
+WRITES = {".json": "--out", ".html": "--html", ".htm": "--html", ".csv": "a button of the page (--html)"}
+WRITES |= dict.fromkeys((".svg", ".png", ".pdf"), "sosie report FILE.json --plot, or a button of the page")
+JSON, PAGE, TENSORS = ("", ".json"), ("", ".html", ".htm"), (".safetensors",)  # endings; "": none
 
 
-def check_ending(parameter: typer.CallbackParam, path: Path | None) -> Path | None:
-    """Raise if another option writes files that end like this one: nobody looks for a page in x.svg."""
-    writer = WRITES.get(path.suffix.lower()) if path is not None else None
-    if path is not None and writer is not None and not any(name in writer.split() for name in parameter.opts):
-        raise ValueError(f"{parameter.opts[0]} {path}: files that end in {path.suffix} are written by {writer}")
-    return path
+def written_as(endings: Sequence[str]) -> Callable[[typer.CallbackParam, Path | None], Path | None]:
+    """What raises, before the verb runs, if the file to write does not end in one of these."""
+
+    def check(parameter: typer.CallbackParam, path: Path | None) -> Path | None:
+        if path is None or (ending := path.suffix.lower()) in endings:
+            return path
+        own = " or ".join(filter(None, endings))
+        name = next((name for name in parameter.opts if name.startswith("-")), "the file")
+        hint = f"; files that end in {ending} are written by {WRITES[ending]}" if ending in WRITES else ""
+        error = ValueError(f"{name} {path}: this is written as {own}{hint}")
+        error.exit_status = 2  # type: ignore[attr-defined]  # as of typer's own errors, and of `diff` in trouble
+        raise error
+
+    return check
 
 
-Out = Annotated[Path | None, option(OUTPUT, "FILE", "Write the result as JSON.", callback=check_ending)]
-Html = Annotated[Path | None, option(OUTPUT, "FILE", "Write an HTML page.", callback=check_ending)]
+def file(help: str, endings: Sequence[str], *names: str) -> Any:
+    """An option of a file to write, with one of these endings."""
+    return option(OUTPUT, "FILE", help, *names, callback=written_as(endings))
+
+
+Out = Annotated[Path | None, file("Write the result as JSON.", JSON)]
+Html = Annotated[Path | None, file("Write an HTML page.", PAGE)]
 Full = Annotated[bool, flag(OUTPUT, "--full", "Print every layer, and every pair of several models.")]
 AsJson = Annotated[bool, flag(OUTPUT, "--json", "Print everything as JSON.")]
 Folder = Annotated[Path, argument(INPUTS, "ZOO", "The folder of the zoo.")]
@@ -207,6 +220,17 @@ def tell(
         print_result(result, full=full)
     for path in written:
         typer.echo(f"wrote {path}", err=as_json)
+
+
+def message_of(error: Exception) -> str:
+    """Return the message, with its type if the message alone is not clear."""
+    plain = isinstance(error, (ValueError, TypeError, OSError, ImportError, MemoryError)) or not error.args
+    # str() of a KeyError is the repr of its message.
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    notes = "".join(f"\n  {note}" for note in getattr(error, "__notes__", ()))
+    hint = "" if plain else "\n  (SOSIE_DEBUG=1 shows the traceback)"
+    name = "" if plain and text else f"{type(error).__name__}: "
+    return f"{name}{text}{notes}{hint}"
 
 
 # Processes of torchrun: they work together, and one of them writes and prints

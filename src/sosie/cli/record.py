@@ -13,7 +13,7 @@ from . import options as opt
 def record(
     model: Annotated[str, opt.argument(opt.INPUTS, "MODEL", "A model, as for compare; base=MODEL gives it a name.")],
     data: Annotated[str, opt.option(opt.INPUTS, "DATA", opt.DATA)],
-    out: Annotated[Path, opt.option(opt.OUTPUT, "FILE", "The file to write, .safetensors.")],
+    out: Annotated[Path, opt.file("The file to write, .safetensors.", opt.TENSORS)],
     sites: opt.Sites = None,
     floor: Annotated[
         str, opt.option(opt.SURE, "FLOOR", "What must not matter: batch, bfloat16, float16 or tf32; measured now.")

@@ -13,11 +13,9 @@ def report(
     html: opt.Html = None,
     plot: Annotated[
         Path | None,
-        opt.option(
-            opt.OUTPUT,
-            "FILE",
+        opt.file(
             "Write a heat map and curves as .svg, .png or .pdf, one file for each measure, with this name.",
-            callback=opt.check_ending,
+            (".svg", ".png", ".pdf"),
         ),
     ] = None,
     full: opt.Full = False,

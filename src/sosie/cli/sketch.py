@@ -13,7 +13,7 @@ from . import options as opt
 
 def sketch(
     things: Annotated[list[str], opt.argument(opt.INPUTS, "MODEL", "A model; with --merge, sketches.")],
-    out: Annotated[Path, opt.option(opt.OUTPUT, "FILE", "The file to write, .safetensors.")],
+    out: Annotated[Path, opt.file("The file to write, .safetensors.", opt.TENSORS)],
     data: opt.Data = None,
     merge: Annotated[
         bool, opt.flag(opt.INPUTS, "--merge", "Merge sketches of parts of the data instead of making one.")
@@ -51,8 +51,6 @@ def sketch(
     from ..sketching import Sketch, is_sketch
     from ..sketching import sketch as make
 
-    if out.suffix != ".safetensors":
-        raise ValueError(f"a sketch is written as .safetensors, got --out {out}")
     opt.check_outputs(out)
     options = opt.given(
         sites=opt.split(sites), size=size, stack=stack, seed=seed, kernels=opt.split(kernels), rows=rows, output=output,

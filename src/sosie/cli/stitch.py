@@ -48,23 +48,14 @@ def stitch(
         int | None, opt.option(opt.INPUTS, "N", "Inputs to fit on, and to evaluate on.", default="all", min=1)
     ] = None,
     batch: opt.Batch = 256,
-    save: Annotated[
-        Path | None, opt.option(opt.OUTPUT, "FILE", "With --site: write the stitch, as .safetensors.")
-    ] = None,
+    save: Annotated[Path | None, opt.file("With --site: write the stitch, as .safetensors.", opt.TENSORS)] = None,
     out: Annotated[
         Path | None,
-        opt.option(opt.OUTPUT, "FILE", "With --all-sites: write the result as JSON.", callback=opt.check_ending),
+        opt.file("With --all-sites: write the result as JSON.", opt.JSON),
     ] = None,
     report: Annotated[
         Path | None,
-        opt.option(
-            opt.OUTPUT,
-            "FILE",
-            "With --all-sites: write a page to look at.",
-            "--html",
-            "--report",
-            callback=opt.check_ending,
-        ),
+        opt.file("With --all-sites: write a page to look at.", opt.PAGE, "--html", "--report"),
     ] = None,
 ) -> None:
     """Can B do its job with A's representation?

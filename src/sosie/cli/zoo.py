@@ -122,7 +122,7 @@ def add(
 def fingerprint(
     folder: opt.Folder,
     model: Annotated[str, opt.argument(opt.INPUTS, "MODEL", "A model, as for add.")],
-    out: Annotated[Path, opt.option(opt.OUTPUT, "FILE", "The file to write, .safetensors.")],
+    out: Annotated[Path, opt.file("The file to write, .safetensors.", opt.TENSORS)],
     sites: opt.Sites = None,
     device: opt.Device = None,
 ) -> None:
@@ -238,7 +238,11 @@ def check(
 
 
 def export(
-    folder: opt.Folder, out: Annotated[Path, opt.argument(opt.OUTPUT, "FILE", "The file to write, .sosiezoo.")]
+    folder: opt.Folder,
+    out: Annotated[
+        Path,
+        opt.argument(opt.OUTPUT, "FILE", "The file to write, .sosiezoo.", callback=opt.written_as((".sosiezoo",))),
+    ],
 ) -> None:
     """Write the whole zoo as one file.
 

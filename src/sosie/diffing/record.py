@@ -58,6 +58,8 @@ def record(
     not hold the inputs, and `data` must be given again. `floor`, what must not matter, is measured now and kept.
     """
     check_writable(out)
+    if Path(out).suffix != ".safetensors":
+        raise ValueError(f"a record is written as .safetensors, got out={str(out)!r}")
     whole_number(max_rows, "max_rows", least=1)
     keep, make = inputs is not False, inputs if callable(inputs) else None
     subject = Subject.of(model, name=name, prepare=prepare, inputs=make, device=device)

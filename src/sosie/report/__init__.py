@@ -13,7 +13,7 @@ from . import answers, benchmark, comparison, diff, dynamics
 from .answers import print_answer
 from .benchmark import print_costs, print_leaderboard
 from .comparison import print_comparison
-from .diff import print_diff, write_junit
+from .diff import print_diff, write_junit, write_junit_error
 from .dynamics import print_dynamics
 from .plots import plot_curves, plot_heatmap, write_plots
 from .terminal import print_measures, print_numbers, print_sites, print_table

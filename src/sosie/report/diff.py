@@ -121,14 +121,23 @@ def write_junit(diff: Diff, path: str | os.PathLike[str]) -> Path:
             (name_of(t), None if t.equal else f"changed by {cell(t.change) or 'an unknown amount'}")
             for t in diff.weights
         ]
-    failed = sum(message is not None for _, message in tests)
-    suite = ElementTree.Element(
-        "testsuite", name=_xml(f"{diff.name_a} and {diff.name_b}"), tests=str(len(tests)), failures=str(failed)
-    )
-    for name, message in tests:
-        case = ElementTree.SubElement(suite, "testcase", classname="sosie.diff", name=_xml(name))
+    return _write_suite(f"{diff.name_a} and {diff.name_b}", tests, "failure", path)
+
+
+def write_junit_error(name: str, message: str, path: str | os.PathLike[str]) -> Path:
+    """Write JUnit XML for models that could not be compared: one test, which ended in an error."""
+    return _write_suite(name, [("verdict", message)], "error", path)
+
+
+def _write_suite(name: str, tests: list[tuple[str, str | None]], kind: str, path: str | os.PathLike[str]) -> Path:
+    """Write tests with the messages of those that did not pass; `kind`: failure or error."""
+    counts = {"failures": 0, "errors": 0, f"{kind}s": sum(message is not None for _, message in tests)}
+    about = {"tests": len(tests), **counts}
+    suite = ElementTree.Element("testsuite", {"name": _xml(name), **{key: str(n) for key, n in about.items()}})
+    for test, message in tests:
+        case = ElementTree.SubElement(suite, "testcase", classname="sosie.diff", name=_xml(test))
         if message is not None:
-            ElementTree.SubElement(case, "failure", message=_xml(message))
+            ElementTree.SubElement(case, kind, message=_xml(message))
     ElementTree.indent(suite)
     return write_atomically(path, ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n")
 
