@@ -50,8 +50,9 @@ class Golden:
             return
         if not path.is_file():
             pytest.fail(f"no golden record {path}: write it with pytest --sosie-update, and commit it", pytrace=False)
-        ours = {"prepare": "prepare_b", "sites": "sites_b"}
-        options = {ours.get(key, key): value for key, value in options.items() if key not in ("replay", "max_rows")}
+        options = {key: value for key, value in options.items() if key not in ("replay", "max_rows")}
+        if "sites" in options:
+            options["sites_b"] = options.pop("sites")
         if options.get("inputs") is False:
             del options["inputs"]
         shared = f"{path} was written for another call: name= gives each a record of its own\n" * (path in self.written)

@@ -232,6 +232,17 @@ def test_what_is_refused(model: nn.Module, tmp_path: Path) -> None:
     assert not [each for each in tmp_path.iterdir() if each.name != "golden.safetensors"]
 
 
+def test_inputs_are_prepared_by_one_option_where_there_is_one_model(model: nn.Module, tmp_path: Path) -> None:
+    def half(x: Tensor) -> Tensor:
+        return x / 2
+
+    path = record(model, X, tmp_path / "golden.safetensors", prepare=half)
+    sosie.assert_same(model, path, prepare=half)
+    assert diff(path, model).first == "input"
+    assert diff(model, model, X, prepare=half).same
+    assert not diff(model, model, X, prepare=half, prepare_b=lambda x: x).same
+
+
 def test_a_diff_of_a_record_saves_and_loads(model: nn.Module, tmp_path: Path) -> None:
     found: Any = diff(record(model, X, tmp_path / "golden.safetensors"), scaled(model))
     again = sosie.load(found.save(tmp_path / "d.json"))

@@ -63,6 +63,7 @@ def diff(
     rtol: float | None = None,
     atol: float | None = None,
     replay: bool = True,
+    prepare: Callable[[Any], Any] | None = None,
     prepare_a: Callable[[Any], Any] | None = None,
     prepare_b: Callable[[Any], Any] | None = None,
     inputs: Callable[[Any], Any] | None = None,
@@ -85,6 +86,7 @@ def diff(
     output. `map`: {site of A: site of B} where names differ, a function of A's names or a file with lines a=b; else
     sites are paired by name, or in order and by shape.
 
+    `prepare`, `prepare_a`, `prepare_b`: how the inputs of both models, of A or of B are prepared, as in `compare`.
     `inputs`, `inputs_a`, `inputs_b`: a function from a batch to a model's arguments, which may have other names in A
     and B.
 
@@ -108,7 +110,7 @@ def diff(
         data = torch.arange(min(each.file.n for each in saved if each is not None))
     if data is None:
         return _without_data(model_a, model_b, names)
-    prepares = for_each("prepare", 2, prepare_a, prepare_b)
+    prepares = for_each("prepare", 2, prepare_a, prepare_b, prepare)
     given = for_each("inputs", 2, inputs_a, inputs_b, inputs)
 
     def subject(k: int) -> Subject:
