@@ -64,6 +64,23 @@ def test_texts_are_cut_where_the_model_ends(folder: Path) -> None:
     assert not any("cut off" in text for text in again.rows()[0]["caveats"])
 
 
+def test_a_diff_says_where_tokenisers_differ(folder: Path) -> None:
+    """Also where texts that come first have the same tokens."""
+    texts = ["a a", "b a", "a c", "a"] * 8
+    for old, new, place in (
+        ("b", "d", "token 0 of text 1 is 3 in A and 1"),
+        ("c", "d", "token 1 of text 2 is 4 in A and 1"),
+    ):
+        other = folder.with_name(f"without-{old}")
+        shutil.copytree(folder, other)
+        file = other / "tokenizer.json"
+        file.write_text(file.read_text("utf-8").replace(f'"{old}":', f'"{new}":'))
+        d = sosie.diff(f"hf:{folder}", f"hf:{other}", texts)
+        assert (d.same, d.first) == (False, "input")
+        assert f"by their own preparation: {place} in B" in d.verdict
+    assert sosie.diff(f"hf:{folder}", f"hf:{other}", ["a a", "b a"]).same
+
+
 def test_a_folder_of_pickles_is_refused(folder: Path) -> None:
     torch.save(bert().state_dict(), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()

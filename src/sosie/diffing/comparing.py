@@ -18,7 +18,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..capture import Chunk, count_inputs, cut, named_arguments, select, unwrap
+from ..capture import Chunk, count_inputs, cut, named_arguments, select, unwrap, without_labels
+from ..capture.batches import is_text
 from ..capture.calls import Seen, calls_inside
 from ..capture.restore import borrowed
 from ..capture.sites import Names, SilentSite, ancestors, find_name, split_call
@@ -31,6 +32,7 @@ from ..engine.stream import CACHE, Stream
 from ..files import OtherFile
 from ..measures import largest_difference, least_row_cosine, mismatched_share, relative_error, row_cosine
 from ..models.exported import AsExported
+from ..models.specification import Tokenise
 from ..models.values import Part
 from ..progress import Progress
 from ..results import QUANTILES, Diff, Place, SiteDiff, counted
@@ -455,7 +457,8 @@ class _Run:
         lost = [f"activations of other shapes are different: {listed(texts, 3, '; ')}"] if texts else []
         if run.unread:
             lost.append(f"the answers are not compared: no numbers, tensors or text are found in {run.unread}")
-        if OUTPUT in run.other_shapes and hasattr(unwrap(self.b.model), "base_model_prefix"):
+        of_a, of_b = run.other_shapes.get(OUTPUT, ((), ()))
+        if of_a[-1:] != of_b[-1:] and hasattr(unwrap(self.b.model), "base_model_prefix"):
             lost.append(
                 f"{self.a.describe()}; {self.b.describe()}: a model of transformers is opened with the head that was "
                 "saved, hf:folder(head=False) leaves it out"
@@ -610,7 +613,8 @@ class _Search:
         """The innermost module of B that makes the error, the rows found on the way, and the finding in words."""
         opened: list[list[SiteDiff]] = []
         if guilt.pair == INPUTS:
-            return "input", [], "the models are given different inputs, by their own preparation"
+            words = "the models are given different inputs, by their own preparation"
+            return "input", [], words + (self._tokens_that_differ() or "")
         current, glue = (guilt.pair, None) if guilt.inside else (WHOLE, guilt)
         made = guilt.made
         while (step := self._open(current)) is not None:
@@ -645,6 +649,22 @@ class _Search:
         else:
             words = f"{current.b} {does} in its own forward, {_where(glue, current)}"
         return current.b, opened, words
+
+    def _tokens_that_differ(self) -> str | None:
+        """A text of which the models' own tokenisers make different tokens, in words."""
+        of_a, of_b = (getattr(each, "prepare", None) for each in (self.a, self.b))
+        if not isinstance(of_a, Tokenise) or not isinstance(of_b, Tokenise):
+            return None
+        for chunk in self.chunks:
+            given = without_labels(chunk.batch)
+            parts = list(given.values()) if isinstance(given, Mapping) else [given]
+            for number, text in enumerate(next(filter(is_text, parts), ())):
+                a, b = (each.tokenizer(text)["input_ids"] for each in (of_a, of_b))
+                if a != b:
+                    k = next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+                    ids = [str(x[k]) if k < len(x) else "missing" for x in (a, b)]
+                    return f": token {k} of text {chunk.start + number} is {ids[0]} in A and {ids[1]} in B"
+        return None
 
     def _open(self, pair: Pair) -> tuple[list[SiteDiff], _Guilt | None] | None:
         """What the modules inside a pair do to A's activations: their rows, and the guilty one; None for a leaf.
