@@ -284,3 +284,13 @@ def test_what_a_layers_own_train_does_is_undone() -> None:
     assert torch.equal(model[0].weight, weight)
     assert not model[0].merged
     assert model[0].training
+
+
+def test_a_model_with_frozen_sparse_weights_is_restored():
+    """Which have no bytes to copy."""
+    model = torch.nn.Module()
+    model.weight = nn.Parameter(torch.eye(3).to_sparse(), requires_grad=False)
+    model.scale = nn.Parameter(torch.ones(2), requires_grad=False)
+    with kept_attributes(model):
+        model.scale.data.mul_(3)
+    assert model.scale.tolist() == [1, 1]

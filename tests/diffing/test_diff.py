@@ -221,6 +221,13 @@ def test_the_verdict_says_who_makes_the_error() -> None:
     assert sosie.diff(A, edited(A, two), X).verdict.endswith("; errors of their own: block3.bn.")
 
 
+def test_a_model_that_gives_nan_alone_is_said_to_be_compared_with_nothing() -> None:
+    lost = edited(A, lambda b: b.head.bias.data.fill_(torch.nan))
+    d = sosie.diff(lost, copy.deepcopy(lost), X)
+    assert "no number is compared at output: all are NaN or infinite in both models alike" in d.caveats
+    assert not any("no number" in caveat for caveat in sosie.diff(A, A, X).caveats)
+
+
 def test_nan_is_named_with_its_place() -> None:
     class Cleaned(Net):
         def forward(self, x: Tensor) -> Tensor:
@@ -253,6 +260,27 @@ def test_token_ids_that_are_near_each_other_are_other_inputs() -> None:
     ids = torch.randint(8000, 9000, (16, 5))
     d = sosie.diff(model, copy.deepcopy(model), ids, inputs_b=lambda x: x + (torch.arange(5) == 4))
     assert (d.same, d.first) == (False, "input")
+
+
+class Turned(nn.Module):
+    """Rotates pairs of features by complex numbers, as the first code of Llama does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.register_buffer("turns", torch.polar(torch.ones(4), torch.arange(4.0)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(self.before(x).view(-1, 4, 2))
+        return self.after(torch.view_as_real(pairs * self.turns).flatten(1))
+
+
+def test_complex_numbers_keep_their_imaginary_part_in_the_floor() -> None:
+    torch.manual_seed(0)
+    model = Turned().eval()
+    d = sosie.diff(model, edited(model, lambda b: b.turns.mul_(1.001)), torch.rand(64, 8))
+    assert not d.same
+    assert all(site.floor is not None and site.floor < 1e-6 for site in d.sites)
 
 
 def with_rotary(model: Any) -> Any:

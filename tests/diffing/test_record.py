@@ -243,6 +243,26 @@ def test_inputs_are_prepared_by_one_option_where_there_is_one_model(model: nn.Mo
     assert not diff(model, model, X, prepare=half, prepare_b=lambda x: x).same
 
 
+def test_a_record_of_a_model_whose_layers_give_no_numbers_holds_its_output(tmp_path: Path) -> None:
+    """As a diff of such models does."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4, dtype=torch.cfloat)).eval()
+    x = torch.randn(6, 4, dtype=torch.cfloat)
+    path = record(model, x, tmp_path / "golden.safetensors")
+    found = diff(path, model)
+    assert found.same
+    assert [site.site_a for site in found.sites] == ["output"]
+    assert any("Only its output is recorded" in caveat for caveat in found.caveats)
+    wrong = copy.deepcopy(model)
+    wrong[0].weight.data.mul_(1.01j)
+    assert not diff(path, wrong).same
+
+
+def test_a_record_that_is_missing_is_said_to_be(model: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no file .*nope\.safetensors: a golden record would hold its inputs"):
+        sosie.assert_same(model, tmp_path / "nope.safetensors")
+
+
 def test_a_diff_of_a_record_saves_and_loads(model: nn.Module, tmp_path: Path) -> None:
     found: Any = diff(record(model, X, tmp_path / "golden.safetensors"), scaled(model))
     again = sosie.load(found.save(tmp_path / "d.json"))

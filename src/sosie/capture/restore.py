@@ -318,7 +318,9 @@ class _Holdings:
             self._keep_dict(vars(module), but=_EVERY_MODULE_HAS)
             self._keep(vars(module).get("_buffers"))
             for parameter in vars(module).get("_parameters", {}).values():
-                if parameter is not None and not parameter.requires_grad and parameter.nbytes <= _SMALL:
+                if parameter is None or parameter.requires_grad or not _is_plain(parameter):
+                    continue
+                if parameter.nbytes <= _SMALL:
                     self._keep(parameter)
         # Numbers as bytes: the small tensors of one device and type are copied and compared at once.
         groups: dict[Any, list[Tensor]] = {}

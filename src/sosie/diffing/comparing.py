@@ -140,6 +140,8 @@ def _without_data(a: Any, b: Any, names: Sequence[str | None] | None) -> Diff:
         needs = "diff needs data to run models on, the third argument: diff(model_a, model_b, data)"
         if isinstance(a, (str, os.PathLike)) and Path(a).is_file():
             raise OtherFile(f"{a} is not a golden record, which would hold its inputs; {needs}")
+        if isinstance(a, (str, os.PathLike)) and Path(a).suffix == ".safetensors" and "@" not in str(a):
+            raise FileNotFoundError(f"no file {a}: a golden record would hold its inputs; {needs}")
         raise TypeError(needs)
     paths = [str(path).removeprefix("hf:") for path in (a, b) if isinstance(path, (str, os.PathLike))]
     if missing := [path for path in paths if not Path(path).exists()]:
@@ -455,6 +457,9 @@ class _Run:
     def _lost(self, run: Replay) -> list[str]:
         texts = [f"{site}: shape {list(a)} in A and {list(b)} in B" for site, (a, b) in run.other_shapes.items()]
         lost = [f"activations of other shapes are different: {listed(texts, 3, '; ')}"] if texts else []
+        nowhere = [site for site, each in run.entries.items() if each.entries and int(each.alike) == each.entries]
+        if nowhere:
+            lost.append(f"no number is compared at {listed(nowhere, 3)}: all are NaN or infinite in both models alike")
         if run.unread:
             lost.append(f"the answers are not compared: no numbers, tensors or text are found in {run.unread}")
         of_a, of_b = run.other_shapes.get(OUTPUT, ((), ()))

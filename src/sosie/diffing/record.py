@@ -16,7 +16,7 @@ from torch import Tensor
 from ..capture import Chunk, TokenMasks, count_inputs, cut, select, unwrap
 from ..capture.batches import rebuild
 from ..capture.calls import Call, Seen, in_layout, some_inputs
-from ..capture.sites import Names, outside
+from ..capture.sites import Names, SilentSite, outside
 from ..checks import positive, whole_number
 from ..engine.network import OUTPUT
 from ..engine.plan import MEMORY, parse_size
@@ -69,7 +69,13 @@ def record(
         count = min(max_rows, count_inputs(stream.first))
         chunk = Chunk(cut(stream.first, 0, count), 0, count)
         subject.settle(chunk)
-        seen, _ = subject.look_at(chunk)
+        try:
+            seen, _ = subject.look_at(chunk)
+            silent = [f"{subject.name}: {site} {why}, and is left out" for site, why in subject.silent.items()]
+        except SilentSite as error:
+            if sites is not None:
+                raise
+            seen, silent = [], [f"{subject.name}: {error}. Only its output is recorded"]
         labels = [site.label for site in seen]
         calls, _, masks = subject.recorder([*labels, OUTPUT])(chunk)
         measured = Floor.of(floor, subject, subject, parse_size(memory) or MEMORY, chunk.batch)
@@ -99,8 +105,7 @@ def record(
         ],
         "floor": floor,
         "floor_words": measured.words,
-        "caveats": [f"{subject.name}: {site} {why}, and is left out" for site, why in subject.silent.items()]
-        + measured.caveats,
+        "caveats": silent + measured.caveats,
         "levels": {label: list(level) for label, level in levels.items()},
         "provenance": provenance(data=data),
     }

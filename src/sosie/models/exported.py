@@ -53,7 +53,13 @@ def copy_in(dtype: torch.dtype, model: nn.Module, own: torch.dtype) -> nn.Module
             kept = [*graph.nodes, *map(vars(part).get, ("graph_module", "meta"))]
             kept += [value for node in graph.nodes for value in node.meta.values() if isinstance(value, Tensor)]
             memo |= {id(each): each for each in kept}
-    return copy.deepcopy(model, memo).to(dtype)
+
+    def converted(tensor: Tensor) -> Tensor:
+        if tensor.is_complex():  # of which `to(dtype)` would keep the real part alone
+            return tensor.to(torch.complex128 if dtype == torch.float64 else torch.complex64)
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    return copy.deepcopy(model, memo)._apply(converted)
 
 
 def _retyped(graph: Graph, old: torch.dtype, new: torch.dtype) -> Graph:
