@@ -59,7 +59,8 @@ class Golden:
         try:
             found = diff(path, model, data, **options)
         except ValueError as error:
-            pytest.fail(f"{shared}{error}", pytrace=False)
+            failure = pytest.fail.Exception(f"{shared}{error}", pytrace=False)
+            raise failure from None
         if not found.same:
             from sosie import write_report
 

@@ -258,6 +258,33 @@ def test_a_record_of_a_model_whose_layers_give_no_numbers_holds_its_output(tmp_p
     assert not diff(path, wrong).same
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda x: x.numpy(),
+        lambda x: x.tolist(),
+        lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+        lambda x: (x.to_sparse(), torch.complex(x, x), 3, None, ["a"] * len(x)),
+    ],
+)
+def test_answers_of_many_kinds_are_the_same_in_a_record(answer: Any, tmp_path: Path) -> None:
+    class Answering(nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.layer, self.scale = nn.Linear(4, 3), scale
+
+        def forward(self, x: Tensor) -> Any:
+            return answer(self.scale * self.layer(x))
+
+    torch.manual_seed(0)
+    model, other = Answering(1).eval(), Answering(1.5).eval()
+    other.layer.load_state_dict(model.layer.state_dict())
+    path = record(model, torch.rand(8, 4), tmp_path / "golden.safetensors")
+    assert diff(path, copy.deepcopy(model)).same
+    found = diff(path, other)
+    assert (found.same, found.first) == (False, "output")
+
+
 def test_a_record_that_is_missing_is_said_to_be(model: nn.Module, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no file .*nope\.safetensors: a golden record would hold its inputs"):
         sosie.assert_same(model, tmp_path / "nope.safetensors")

@@ -91,7 +91,7 @@ def record(
         "batch": _plain(batch, tensors) if keep else None,
         "masks": _plain([masks.tokens, masks.decoder], tensors),
         "calls": {label: stored(call) for label, call in calls.items()},
-        "tensors": [in_layout(tensor.detach().cpu()) for _, tensor in tensors.values()],
+        "tensors": [in_layout(_in_floats(tensor.detach().cpu())) for _, tensor in tensors.values()],
     }
     about = {
         "name": subject.name,
@@ -135,6 +135,10 @@ def _plain(structure: Any, tensors: dict[int, tuple[int, Tensor]]) -> Any:
     if isinstance(structure, (np.ndarray, np.generic)) and structure.dtype.kind in "biufc":
         return _plain(torch.as_tensor(structure), tensors)
     return {key: _plain(part, tensors) for key, part in held_tensors(structure).items()} or None
+
+
+def _in_floats(tensor: Tensor) -> Tensor:
+    return tensor.dequantize() if tensor.is_quantized else tensor
 
 
 def _whole(structure: Any, tensors: Sequence[Tensor]) -> Any:

@@ -426,7 +426,10 @@ class Replay:
             pair, call = counterparts[label]
             if type(call.output) is NotSaved:
                 return None
-            result, tensors, fits = answering_as(output, call.output, pair.as_in_b, stand_in=pair != self.under)
+            theirs = call.output
+            if pair == self.under:  # of which a record holds arrays as tensors
+                output, theirs = (torch.as_tensor(x) if isinstance(x, np.ndarray) else x for x in (output, theirs))
+            result, tensors, fits = answering_as(output, theirs, pair.as_in_b, stand_in=pair != self.under)
             gap = Gap()
             if pair == self.under:
                 if not outermost:
