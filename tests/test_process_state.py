@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import itertools
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -312,3 +314,19 @@ def test_a_seed_gives_the_numbers_that_torchs_global_generator_gives(draw: Calla
     with seeded(7):
         assert torch.equal(draw(), wanted)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+WITHOUT_COMPILER = """
+import sys, torch, sosie
+from sosie.models import open_model
+
+a, b = (open_model(f"small_cnn(seed={k})").model for k in (0, 1))
+sosie.compare(a, b, [torch.rand(16, 1, 28, 28)])
+sosie.compare_weights(a, b)
+assert "torch._dynamo" not in sys.modules
+"""
+
+
+def test_a_comparison_does_not_import_the_compiler() -> None:
+    """That takes a second, as long as all the rest of it."""
+    subprocess.run([sys.executable, "-c", WITHOUT_COMPILER], check=True, timeout=PATIENCE)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 Lock = TypeVar("Lock", bound=Any)
 
@@ -40,6 +43,29 @@ class SharedContext:
             self._users -= 1
             if not self._users:
                 self._opened.__exit__(None, None, None)
+
+
+def compiler_is_loaded() -> bool:
+    """Return whether this process has imported the compiler of torch, which takes a second."""
+    return "torch._dynamo" in sys.modules
+
+
+class OperationMode(TorchDispatchMode):
+    """A dispatch mode without torch's wrapper that keeps the compiler out, which imports it, unless it is loaded."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        return super().__new__(_beside_compiler(cls) if compiler_is_loaded() else cls)
+
+
+@cache
+def _beside_compiler(mode: type[OperationMode]) -> type[OperationMode]:
+    """The same mode with torch's wrapper."""
+    own = {"__torch_dispatch__": mode.__torch_dispatch__, "_should_skip_dynamo": classmethod(lambda cls: True)}
+    return type(mode.__name__, (mode,), own)
 
 
 @contextmanager

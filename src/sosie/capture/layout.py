@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
+
+from ..process_state import OperationMode
 
 if TYPE_CHECKING:
     from .sites import Names
 
 
-class FeatureAxes(TorchDispatchMode):
+class FeatureAxes(OperationMode):
     """Follow through a forward which axes of each tensor hold features.
 
     A layer's weights determine the axis of its output: the second for convolutions and for norms of maps, the last for

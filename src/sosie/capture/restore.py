@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.nn.modules.lazy import LazyModuleMixin
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..process_state import SharedContext, attention_in_parts, held, kept_random_state
+from ..process_state import OperationMode, SharedContext, attention_in_parts, held, kept_random_state
 
 COMPILED = "_orig_mod"  # the child under which torch.compile keeps the module it wraps
 
@@ -266,7 +265,7 @@ def restored_after_errors(model: nn.Module) -> Iterator[None]:
         raise
 
 
-class _Writes(TorchDispatchMode):
+class _Writes(OperationMode):
     """Copies parameters just before an operation writes to them; copies of all would take too much memory."""
 
     supports_higher_order_operators = True

@@ -18,11 +18,11 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import plugins
 from ..checks import call_text, check_options, listed, natural, nearest, one_of, parse_call, whole_number
 from ..factory import find_file, import_library, load_factory
+from ..process_state import OperationMode
 from .exported import with_layers
 from .weights import PICKLE_SUFFIXES, TORCH_SUFFIXES, fit_weights, load_weights, masked_weights, read_weights
 
@@ -573,7 +573,7 @@ def seeded(seed: int) -> AbstractContextManager[Any]:
     return _OwnGenerators(whole_number(seed, "seed", least=0, most=2**32 - 1))
 
 
-class _OwnGenerators(TorchDispatchMode):
+class _OwnGenerators(OperationMode):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._of = functools.cache(lambda device: torch.Generator(device).manual_seed(seed))

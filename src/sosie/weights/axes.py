@@ -16,13 +16,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.module_tracker import ModuleTracker
 
 from ..capture import as_found, kept_attributes
 from ..capture.layout import Operation
 from ..capture.sites import tensors_in
-from ..process_state import attention_in_parts
+from ..process_state import OperationMode, attention_in_parts
 
 MISFIT = "one axis is cut in two incompatible ways"
 
@@ -286,7 +285,7 @@ def weight_axes(model: nn.Module, *inputs: Any) -> WeightAxes:
     return WeightAxes(of, {name: axis for axis, name in groups.items()}, fixed)
 
 
-class _Reader(TorchDispatchMode):
+class _Reader(OperationMode):
     """Record the axes of every tensor in a forward, operation by operation.
 
     The tensors are kept too, so that no two of them have the same id.
