@@ -58,7 +58,7 @@ class OperationMode(TorchDispatchMode):
         return False
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
-        return super().__new__(_beside_compiler(cls) if compiler_is_loaded() else cls)
+        return super().__new__(_beside_compiler(cls) if compiler_is_loaded() else cls)  # type: ignore[arg-type]
 
 
 @cache
