@@ -31,13 +31,6 @@ def program(model: nn.Module, x: Tensor = X) -> Any:
     return torch.export.export(model, (x,), dynamic_shapes=({0: torch.export.Dim("inputs")},))
 
 
-def module_of(exported: Any) -> nn.Module:
-    module = exported.module()
-    if module.training:
-        pytest.skip("modules that this torch exports are in training mode, and cannot leave it")
-    return module
-
-
 WAYS: dict[str, Callable[[nn.Module], Any]] = {
     "exported": program,
     "unflattened": lambda model: torch.export.unflatten(program(model)),
@@ -68,7 +61,7 @@ def test_compiled() -> None:
 
 def test_models_whose_layers_cannot_be_seen() -> None:
     """Their outputs are compared, and the verdict does not say who makes the error."""
-    for sealed in (torch.jit.freeze(torch.jit.script(WRONG)), module_of(program(WRONG))):
+    for sealed in (torch.jit.freeze(torch.jit.script(WRONG)), program(WRONG).module()):
         for a, b in ((A, sealed), (sealed, A)):
             d = sosie.diff(a, b, X)
             assert (d.same, d.first) == (False, "output")
@@ -96,7 +89,7 @@ def test_an_exported_program_is_given_its_arguments_as_it_takes_them(named: tupl
     batch = {"input_ids": ids, "attention_mask": mask}
     args = tuple(part for name, part in batch.items() if name not in named)
     exported = torch.export.export(model, args, {name: batch[name] for name in named})
-    for given in (exported, module_of(exported)):
+    for given in (exported, exported.module()):
         for data in (batch, dict(reversed(batch.items())), [(ids, mask)]):
             d = sosie.diff(model, given, data, max_rows=len(ids))
             assert d.same, d.verdict
@@ -131,7 +124,7 @@ def test_the_floor_of_an_exported_program_is_that_of_its_model(dtype: torch.dtyp
 
 
 def test_an_exported_program_keeps_its_mode_and_can_be_compared() -> None:
-    module = module_of(program(A))
+    module = program(A).module()
     assert module.training
     sosie.diff(A, module, X)
     assert module.training
@@ -277,7 +270,7 @@ def test_models_that_take_one_number_of_inputs() -> None:
             assert (d.same, d.first) == (False, "block2.conv"), d.verdict
             left_out = [caveat for caveat in d.caveats if "left out" in caveat]
             assert left_out == (["the last 4 inputs do not fill a batch of 5: left out"] if inputs == 5 else [])
-    assert sosie.diff(module_of(program(A, 5)), WRONG, X).first == "output"
+    assert sosie.diff(program(A, 5).module(), WRONG, X).first == "output"
     of_ten = jiggled(OfTen())
     d = sosie.diff(A, of_ten, [X[:10], X[10:20], X[20:]])
     assert d.same

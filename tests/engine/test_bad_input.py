@@ -623,11 +623,11 @@ def test_modules_inside_vmap_are_left_out_or_named() -> None:
 def test_modules_of_torch_export_are_compared_by_their_outputs() -> None:
     any_number = ({0: torch.export.Dim("inputs")},)
     exported = torch.export.export(mlp(0), (inputs(),), dynamic_shapes=any_number)
-    if exported.module().training:
-        pytest.skip("modules that this torch exports are in training mode, and cannot leave it")
     assert sosie.compare_outputs(exported.module(), mlp(0), inputs()).matrix("agreement").item() == 1
     with pytest.raises(SiteError, match="give the ExportedProgram itself, whose layers have names"):
         sosie.compare(exported.module(), mlp(0), inputs())
+    if torch.__version__ < (2, 5):
+        pytest.skip("torch 2.4 does not unflatten a Sequential")
     assert sosie.compare(exported, mlp(0), inputs()).sites_a == sosie.compare(mlp(0), mlp(0), inputs()).sites_a
 
 

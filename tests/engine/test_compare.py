@@ -773,8 +773,8 @@ def test_a_model_that_takes_one_batch_size_is_given_that(kind: str, inputs: int,
         net[2].load_state_dict(fixed.last.state_dict())
     else:
         fixed = torch.export.export(net, (torch.zeros(16, 6),))
-        if fixed.module().training:
-            pytest.skip("modules that this torch exports are in training mode, and cannot leave it")
+        if torch.__version__ < (2, 5):
+            pytest.skip("torch 2.4 does not unflatten a Sequential")
     other = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     data = torch.randn(inputs, 6).split(loaded)
     options = {"measures": ["linear_cka", "mutual_knn"], "sites_b": "2"}
