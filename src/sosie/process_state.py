@@ -269,6 +269,17 @@ def torch_on_one_core() -> Iterator[None]:
         _THREADS.set(before)
 
 
+@contextmanager
+def torch_on_all_cores() -> Iterator[None]:
+    """Inside `torch_on_one_core`, give torch its threads back for large products that NumPy has no part in."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads_of_torch())
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 class _Matmul:
     """The precision of float32 products on a GPU: the highest that any thread has requested."""
 

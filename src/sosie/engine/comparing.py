@@ -409,6 +409,7 @@ class Pass:
         self.plan = make_plan(
             request, (second, widest), rows, budget=request.memory // len(pairs), blocks=self.per_input == 1
         )
+        self._numpy = self.plan.statistics != ["grams"]  # whether NumPy has a part in sums of chunks
         if request.groups is not None:
             if stream.expected is not None:
                 self.check_groups(stream.expected)
@@ -504,7 +505,7 @@ class Pass:
         inputs = self._input_rows(chunk)
         read = {k: self._read(k, chunk) for k in self.unique}
         check_positions(list(self.unique.values()))
-        with products(one_core=True):
+        with products(one_core=self._numpy):
             self._join([read[k] for k in self.twins], chunk, inputs)
 
     def settle(self) -> None:
@@ -531,7 +532,7 @@ class Pass:
         check_positions([self.sources[k]])
         if k in self._order and self._device is not None:
             self._order[k].end_chunk(self._start, chunk.count, self._device)
-        with products(one_core=True):
+        with products(one_core=self._numpy):
             statistics = maker.chunk(parts)
             self._inspect(k, statistics)
         return statistics

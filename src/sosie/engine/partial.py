@@ -212,7 +212,7 @@ class Partial:
         rows = sample if isinstance(sample, Sample) and sample.folded is None else None
         estimates: dict[str, Estimate] = {}
         for kind, statistic in self.statistics.items():
-            with products(one_core=True):
+            with products(one_core=kind != "grams"):
                 estimates |= evaluate(
                     [find(name) for name, read in self.kinds.items() if read == kind],
                     statistic,

@@ -22,6 +22,7 @@ from ..linalg.products import (
     side_by_side,
     total_squares,
 )
+from ..process_state import torch_on_all_cores
 from .sampling import Moves, Shuffle, dealt_evenly
 from .views import Alignment, DebiasedAlignment, RowScatter, SiteRows, UncentredAlignment
 
@@ -266,6 +267,11 @@ def inner_products(xs: Sites, ys: Sites) -> Products:
         xx, yy = (torch.stack([self_product_squares(rows) for rows in side]) for side in (xs, ys))
         xy = torch.stack([torch.stack([total_squares(cross_product(x, y)) for y in ys]) for x in xs])
         return xx[:, None], yy[None, :], xy
+    return _by_strips(xs, ys)
+
+
+@torch_on_all_cores()
+def _by_strips(xs: Sites, ys: Sites) -> Products:
     n, sums = len(xs[0]), []
     for start in range(0, n, STRIP):  # a strip of the Gram matrices at a time, with all pairs of sites in one product
         stop = min(start + STRIP, n)
@@ -289,6 +295,7 @@ def inner_products(xs: Sites, ys: Sites) -> Products:
 class GroupProducts:
     """Inner products of the Gram matrices by group of rows."""
 
+    @torch_on_all_cores()
     def __init__(self, xs: Sites, ys: Sites, dealt: Sequence[Tensor]) -> None:
         order, sizes = torch.cat(list(dealt)), [len(rows) for rows in dealt]
         xs, ys = [x[order] for x in xs], [y[order] for y in ys]
@@ -341,6 +348,7 @@ class GroupProducts:
 class _MeanShift:
     """The sums that move the mean of one side when each of G groups is left out: S sites, n centred rows."""
 
+    @torch_on_all_cores()
     def __init__(self, sites: Sites, dealt: Sequence[Tensor]) -> None:
         left_out = [torch.stack([rows[out].sum(0, dtype=torch.float64) for out in dealt]) for rows in sites]
         present = torch.ones(len(dealt), 1, len(sites[0]), dtype=torch.bool, device=sites[0].device)
