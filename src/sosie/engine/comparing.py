@@ -17,6 +17,7 @@ from torch import Tensor
 from ..capture import ONE_ROW, Chunk, Rule, borrowed, check_rule, count_inputs, cut, input_rows
 from ..checks import listed
 from ..linalg import gram_cuda, lacks_room, largest_number
+from ..linalg.products import one_thread
 from ..measures import Measure
 from ..process_state import products
 from ..progress import Progress
@@ -61,6 +62,9 @@ DEFAULT = "debiased_cka"
 Pair = tuple[int, int]
 FLOAT32_SQUARES = 2.0**115  # Σ x² of a chunk up to which sums of float32 products do not overflow
 FLOAT64_SQUARES = 1e80  # and up to which float64 holds products of eight numbers
+# Multiply-adds of a product up to which NumPy has one core: its threads keep more for some 10 ms after each product, and
+# the forward pass waits.
+FEW_PRODUCTS = 2e9
 TOLERATED_OFFSET = 1e3  # n‖mean‖² / Σ‖x − mean‖² up to which float32 products keep their digits
 
 
@@ -410,6 +414,7 @@ class Pass:
             request, (second, widest), rows, budget=request.memory // len(pairs), blocks=self.per_input == 1
         )
         self._numpy = self.plan.statistics != ["grams"]  # whether NumPy has a part in sums of chunks
+        self._entries = max(sum(a.widths) * sum(b.widths) for a, b in itertools.combinations(self.sides, 2))
         if request.groups is not None:
             if stream.expected is not None:
                 self.check_groups(stream.expected)
@@ -505,7 +510,8 @@ class Pass:
         inputs = self._input_rows(chunk)
         read = {k: self._read(k, chunk) for k in self.unique}
         check_positions(list(self.unique.values()))
-        with products(one_core=self._numpy):
+        few = chunk.count * self.per_input * self._entries <= FEW_PRODUCTS
+        with products(one_core=self._numpy), one_thread if few else nullcontext():
             self._join([read[k] for k in self.twins], chunk, inputs)
 
     def settle(self) -> None:
@@ -528,7 +534,8 @@ class Pass:
         """One source's statistics of a chunk: a part for each site as activations appear, then all sites at once."""
         maker = self._makers[k]
         maker.start = self._start
-        parts = self.sources[k].read(chunk, maker)
+        with one_thread if self._numpy else nullcontext():
+            parts = self.sources[k].read(chunk, maker)
         check_positions([self.sources[k]])
         if k in self._order and self._device is not None:
             self._order[k].end_chunk(self._start, chunk.count, self._device)
