@@ -62,8 +62,8 @@ DEFAULT = "debiased_cka"
 Pair = tuple[int, int]
 FLOAT32_SQUARES = 2.0**115  # Σ x² of a chunk up to which sums of float32 products do not overflow
 FLOAT64_SQUARES = 1e80  # and up to which float64 holds products of eight numbers
-# Multiply-adds of a product up to which NumPy has one core: its threads keep more for some 10 ms after each product, and
-# the forward pass waits.
+# Multiply-adds of a product up to which NumPy has one core: its threads keep more for 10 ms after each, and the forward
+# pass waits.
 FEW_PRODUCTS = 2e9
 TOLERATED_OFFSET = 1e3  # n‖mean‖² / Σ‖x − mean‖² up to which float32 products keep their digits
 
