@@ -5,12 +5,18 @@ from __future__ import annotations
 import ast
 import difflib
 import math
+import os
 import re
+import threading
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from numbers import Integral, Real
 from typing import Any
+
+_PARSING = threading.Lock()  # Python 3.11 counts the depth of a text in one place, so that two threads may get an error
+if hasattr(os, "register_at_fork"):  # a child must not start with the lock held
+    os.register_at_fork(before=_PARSING.acquire, after_in_parent=_PARSING.release, after_in_child=_PARSING.release)
 
 
 def whole_number(value: Any, name: str, *, least: int | None = None, most: int | None = None, why: str = "") -> int:
@@ -123,7 +129,8 @@ def parse_call(text: str) -> tuple[str, dict[str, Any]]:
         return name.strip(), {}
     advice = f"{text!r}: write options as name(width=2, kind='B'), each a number, a text in quotes, True, None or list"
     try:
-        call = ast.parse(f"f({rest}", mode="eval").body
+        with _PARSING:
+            call = ast.parse(f"f({rest}", mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(advice) from error
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
