@@ -14,8 +14,8 @@ from fnmatch import fnmatchcase
 from numbers import Integral, Real
 from typing import Any
 
-_PARSING = threading.Lock()  # Python 3.11 counts the depth of a text in one place, so that two threads may get an error
-if hasattr(os, "register_at_fork"):  # a child must not start with the lock held
+_PARSING = threading.Lock()  # with Python 3.11, two threads that parse at a time may get a SystemError
+if hasattr(os, "register_at_fork"):  # as `process_state.forkable`, which would import torch
     os.register_at_fork(before=_PARSING.acquire, after_in_parent=_PARSING.release, after_in_child=_PARSING.release)
 
 

@@ -45,20 +45,19 @@ class SharedContext:
                 self._opened.__exit__(None, None, None)
 
 
-def compiler_is_loaded() -> bool:
-    """Return whether this process has imported the compiler of torch, which takes a second."""
-    return "torch._dynamo" in sys.modules
-
-
 class OperationMode(TorchDispatchMode):
-    """A dispatch mode without torch's wrapper that keeps the compiler out, which imports it, unless it is loaded."""
+    """A dispatch mode that does not import torch's compiler, which takes a second.
+
+    torch wraps a mode to keep the compiler out of it, and imports the compiler to do so. Where the compiler is loaded
+    already, the mode has that wrapper.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
-        return super().__new__(_beside_compiler(cls) if compiler_is_loaded() else cls)  # type: ignore[arg-type]
+        return super().__new__(_beside_compiler(cls) if "torch._dynamo" in sys.modules else cls)  # type: ignore[arg-type]
 
 
 @cache

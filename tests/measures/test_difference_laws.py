@@ -145,7 +145,6 @@ def test_pieces_of_any_size_and_type(dtype: torch.dtype, size: float, monkeypatc
         assert found.at.tolist() == [int(most.argmax()) // 100 + 5, int(most.argmax()) % 100]
         assert (int(found.counts.sum()), found.entries, found.inputs) == (1200, 1200, 12)
         error = squared_error(a, b)
-        assert error is not None
         assert float(error[0] / error[1]) == pytest.approx(truth(a, b)["dd"] / truth(a, b)["aa"], rel=1e-5)
 
 
@@ -183,7 +182,6 @@ def test_padding_is_left_out() -> None:
     assert float(found.dd.sum()) == pytest.approx(float((x - y)[kept].square().sum()), rel=1e-12)
     assert (found.entries, found.inputs, int(found.lone), found.at.tolist()) == (37 * 6, 8, 0, [2, 9])
     error = squared_error(x, y, keep)
-    assert error is not None
     assert error.tolist() == pytest.approx([float(found.dd.sum()), float(found.aa.sum())], rel=1e-12)
     assert squared_error(x, y) is None
 
@@ -229,7 +227,6 @@ def test_sums_are_those_of_float64(kind: str, padded: bool, monkeypatch: pytest.
         count = int(some.sum()) * 5000
         assert (found.entries, int(found.counts.sum()), int(found.lone), int(found.alike)) == (count, count, 0, 0)
         error = squared_error(a, b, keep if padded else None)
-        assert error is not None
         expected = truth(a[some], b[some])
         assert error.tolist() == pytest.approx([expected["dd"], expected["aa"]], rel=1e-6, abs=1e-90)
 
@@ -260,5 +257,4 @@ def test_nothing_and_one_entry(shape: tuple[int, ...]) -> None:
     assert (float(found.largest), found.at.tolist()) == (2.0 * bool(a.numel()), [0, 0])
     assert (int(found.counts.sum()), int(found.mismatched)) == (a.numel(), a.numel())
     error = squared_error(a, a - 2)
-    assert error is not None
     assert error.tolist() == [4 * a.numel(), 9 * a.numel()]

@@ -718,9 +718,8 @@ DRAWN = (128, 512)  # rows that are drawn; more only where the rank may be low
 LOW = 0.25  # of full rank, above which a rank is not low
 SLACK = 2.0  # times the rounding that a type explains, for weights that were merged in several steps
 CHANCE = 1.1  # times its energy, by which that of a few rows differs from that of all
-GAP = (
-    4.0  # times what rounding reaches, beyond which a direction is none of it; σₖ that fall as 1 / k² have no such gap
-)
+# Times what rounding reaches, beyond which a direction is none of it; σₖ that fall as 1 / k² have no such gap.
+GAP = 4.0
 BESIDE = 16  # directions that are looked at beside those that may be found
 WHOLE = 2**26  # entries of a matrix that may be held whole
 ROUNDED = 32  # rows by which rounding is judged
@@ -872,18 +871,21 @@ class _Change:
             start += len(d)
         u, sizes, v = singular(right)
         taken = sizes.square().cumsum(0)
+        # What is left of a sum from which all of it was taken may be rounding below 0, here and in `norms`.
         rest = (columns.sum() - torch.cat([taken.new_zeros(1), taken])).clamp(min=0)
         edges = torch.zeros(len(sizes) + 1, dtype=torch.float64)
         # ‖noise‖ of independent entries is at most about the largest norm of a row and of a column together (Bandeira
         # and van Handel, 2016, Annals of Probability 44): where all are equal, the edge of Marchenko and Pastur.
         rows, own, other = torch.cat(by_row), (q @ u) * sizes, v.T * sizes
         for k in range(len(edges)):
+            # Taking k directions away leaves a row of noise 1 − k / length of its energy: beyond half, no fair guess.
             edges[k] = sum(
                 (norms.max().clamp(min=0) / max(1 - k / len(held), 0.5)).sqrt()
                 for norms, held in ((rows, columns), (columns, rows))
             )
             if k < len(sizes):
                 rows, columns = rows - own[:, k].square(), columns - other[:, k].square()
+        # σ as small as this beside the first are rounding of float64 sums, even where D has no other.
         return sizes, edges.clamp(min=TINY**0.5 * float(sizes[0])), rest
 
     def _between(self, start: int, stop: int) -> Tensor:
